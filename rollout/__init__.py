@@ -1,0 +1,1 @@
+"""One sample becomes one row, and rows become files."""

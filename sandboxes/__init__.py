@@ -1,0 +1,1 @@
+"""Where commands run. ``BACKENDS`` is the whole list."""
