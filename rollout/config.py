@@ -78,7 +78,7 @@ class RunConfig(BaseModel):
     """Seed of the toolset draws."""
     keep_no_reasoning: bool = False
     """Keep rollouts in which the model showed no reasoning."""
-    timeout_seconds: Annotated[float, Field(gt=0)] = 3600
+    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600
     """Wall time of one rollout in seconds, above 0."""
 
     @property

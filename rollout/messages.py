@@ -5,6 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tools.calls import ToolCall, ToolDefinition, ToolMessage
+
+__all__ = [
+    "AssistantMessage",
+    "Failure",
+    "FailureKind",
+    "Message",
+    "ToolCall",
+    "ToolDefinition",
+    "ToolMessage",
+    "Usage",
+    "UserMessage",
+]
+
 FailureKind = Literal[
     "auth",
     "billing",
@@ -33,20 +47,6 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """One call the model made.
-
-    ``arguments`` is always an object. Where the model's text was no JSON object, ``problem`` says so, ``arguments`` is
-    ``{"_raw": text}``, and the call must not be run.
-    """
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-    problem: str = ""
-
-
-@dataclass(frozen=True)
 class UserMessage:
     """The prompt, or the request for a summary at the turn limit."""
 
@@ -61,15 +61,6 @@ class AssistantMessage:
     reasoning: str = ""  # native reasoning, each piece once
     tool_calls: tuple[ToolCall, ...] = ()
     echo: dict[str, Any] = field(default_factory=dict)  # reasoning fields to send back, in the form they came
-
-
-@dataclass(frozen=True)
-class ToolMessage:
-    """The result of one tool call, as the JSON text the model is shown."""
-
-    tool_call_id: str
-    name: str
-    content: str
 
 
 Message = UserMessage | AssistantMessage | ToolMessage
@@ -91,12 +82,3 @@ class Usage:
             self.reasoning_tokens + other.reasoning_tokens,
             self.cached_tokens + other.cached_tokens,
         )
-
-
-@dataclass(frozen=True)
-class ToolDefinition:
-    """A tool as the model is shown it."""
-
-    name: str
-    description: str
-    parameters: dict[str, Any]  # JSON schema of the arguments object

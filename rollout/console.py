@@ -1,0 +1,141 @@
+"""The one printer: log lines and progress on stderr, the report on stdout, everything in the run's log file.
+
+It outlives its terminal: characters the encoding lacks are escaped, and a stream that is closed ends the printing, not
+the run. Secrets are masked before anything leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TextIO
+
+from tqdm import tqdm
+
+PLAIN_PROGRESS_SECONDS = 30.0  # without a terminal: a line so often
+
+
+def no_masking(text: str) -> str:
+    """Return the text as it is."""
+    return text
+
+
+@dataclass
+class Console:
+    """Where a run's words go. ``quiet`` prints nothing, for use as a library; the log file is written all the same."""
+
+    verbose: bool = False
+    quiet: bool = False
+    mask: Callable[[str], str] = no_masking
+    log_file: IO[bytes] | None = None
+    progress: Progress | None = None
+
+    def open_log(self, path: Path) -> None:
+        """Append to the run's log file from now on. Raises OSError."""
+        self.log_file = path.open("ab", buffering=0)
+
+    def close_log(self) -> None:
+        """Write no more to the log file."""
+        if self.log_file:
+            self.log_file.close()
+            self.log_file = None
+
+    def log(self, level: str, text: str) -> None:
+        """Print a line (``call`` and ``debug`` lines only when verbose) and keep it in the log file."""
+        text = self.mask(text)
+        if self.log_file:
+            stamp = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
+            line = f"{stamp} {level} {text}\n".encode(errors="backslashreplace")
+            with suppress(OSError):  # a full disk stops the run where the rows are written, not here
+                self.log_file.write(line)
+        wanted = self.verbose if level in ("call", "debug") else level != "trace"
+        if wanted and not self.quiet:
+            prefix = "" if level in ("info", "call", "debug") else f"{level}: "
+            self._print(prefix + text)
+
+    def _print(self, line: str) -> None:
+        if self.progress:
+            self.progress.hide()
+        say(line, sys.stderr)
+        if self.progress:
+            self.progress.show()
+
+
+@dataclass
+class Progress:
+    """How far the run is: a bar on a terminal, else a line every so often."""
+
+    total: int
+    done: int = 0
+    started: float = field(default_factory=time.monotonic)
+    told: float = field(default_factory=time.monotonic)
+    bar: tqdm[None] | None = None
+
+    @classmethod
+    def start(cls, total: int) -> Progress:
+        """Show it."""
+        progress = cls(total)
+        if is_terminal(sys.stderr):
+            with suppress(OSError, ValueError):
+                progress.bar = tqdm(total=total, unit="prompt", dynamic_ncols=True, file=sys.stderr, smoothing=0.05)
+        return progress
+
+    def advance(self, count: int, words: str) -> None:
+        """Tell that ``count`` more prompts ended; ``words`` says how it stands."""
+        self.done += count
+        if self.bar is not None:
+            with suppress(OSError, ValueError):
+                self.bar.set_postfix_str(words, refresh=False)
+                self.bar.update(count)
+        elif time.monotonic() - self.told >= PLAIN_PROGRESS_SECONDS:
+            self.told = time.monotonic()
+            minutes = (self.told - self.started) / 60
+            say(f"{self.done}/{self.total} prompts after {minutes:.1f} min: {words}", sys.stderr)
+
+    def hide(self) -> None:
+        """Make room for a line."""
+        if self.bar is not None:
+            with suppress(OSError, ValueError):
+                self.bar.clear()
+
+    def show(self) -> None:
+        """Come back after a line."""
+        if self.bar is not None:
+            with suppress(OSError, ValueError):
+                self.bar.refresh()
+
+    def close(self) -> None:
+        """Leave the last state standing."""
+        if self.bar is not None:
+            with suppress(OSError, ValueError):
+                self.bar.close()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tell whether somebody may be looking."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def say(text: str, stream: TextIO | None) -> None:
+    """Print a line, whatever the stream's encoding and state."""
+    if stream is None:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
+    try:
+        print(safe, file=stream, flush=True)
+    except BrokenPipeError:
+        # The reader went away; without this, the interpreter would complain again at exit.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):
+        return

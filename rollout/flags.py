@@ -1,0 +1,147 @@
+"""The command line's words: what was typed, checked against the flags there are, as text.
+
+Owns the spelling of flags and the ``--help`` text; what a value may be is RunConfig's business. Everything wrong here
+is a UsageError whose message is one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rollout.config import RunConfig
+
+SWITCHES = ("resume", "verbose", "reasoning_disabled", "keep_no_reasoning", "list_distributions", "help")
+_SWITCH_WORDS = ("true", "false")
+LISTS = ("providers_allowed", "providers_ignored", "providers_order")
+REQUIRED = ("dataset_file", "batch_size", "run_name")
+# Flags whose name or text is not RunConfig's.
+_OWN_TEXT = {
+    "prefill_messages_file": "JSON file holding an array of {role, content}; few-shot priming, never saved.",
+    "list_distributions": "Print the toolset distributions and exit; needs no other flag.",
+    "help": "Print this and exit.",
+}
+FLAGS = (*(name for name in RunConfig.model_fields if name != "prefill_messages"), *_OWN_TEXT)
+_DEFAULT_WORDS = {"api_key": "from the environment", "sandbox": "auto"}
+
+
+class UsageError(ValueError):
+    """The user's mistake on the command line, told in one line."""
+
+
+def check_words(argv: Sequence[str]) -> None:
+    """Refuse what fire would let pass or run into: stray words, unknown flags, a text flag without its value."""
+    before = ""  # the flag of the last word, where that word had no value of its own
+    for word in argv:
+        if before and (word.lower() in _SWITCH_WORDS if before in SWITCHES else not word.startswith("--")):
+            before = ""
+            continue
+        _refuse_missing(before)
+        if not re.match(r"--[A-Za-z]", word):
+            raise UsageError(f"unexpected word {word!r}; every option is written --flag=value")
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if name not in FLAGS:
+            raise UsageError(_unknown_flag(name))
+        if equals and not value and name != "ephemeral_system_prompt":
+            _refuse_missing(name)
+        before = "" if equals else name
+    _refuse_missing(before)
+
+
+def _refuse_missing(flag: str) -> None:
+    if flag and flag not in SWITCHES:
+        raise UsageError(f"--{flag} has no value; write --{flag}=VALUE")
+
+
+def _unknown_flag(name: str) -> str:
+    near = difflib.get_close_matches(name, FLAGS, n=1)
+    hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
+    return f"unknown flag --{name}; {hint}"
+
+
+def switch(name: str, text: str) -> bool:
+    """Return a switch's value: bare (fire gives "True"), true or false in any case."""
+    word = text.strip().lower()
+    if word not in _SWITCH_WORDS:
+        raise UsageError(f"--{name}={text!r} is no switch value; write --{name}, --{name}=true or --{name}=false")
+    return word == "true"
+
+
+def to_config(typed: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> RunConfig:
+    """Make the RunConfig of the flags as typed. Raises UsageError with the first thing that is wrong."""
+    for name in REQUIRED:
+        if not typed.get(name, "").strip():
+            raise UsageError(f"--{name} is required")
+    values: dict[str, Any] = {name: text for name, text in typed.items() if name in RunConfig.model_fields}
+    for name in SWITCHES:
+        if name in values:
+            values[name] = switch(name, values[name])
+    for name in LISTS:
+        if name in values:
+            values[name] = tuple(part.strip() for part in values[name].split(",") if part.strip())
+    if values.get("concurrency", "").lower() == "auto":
+        del values["concurrency"]
+    if "sandbox" not in values and environ.get("TERMINAL_ENV"):
+        values["sandbox"] = environ["TERMINAL_ENV"]
+    if "prefill_messages_file" in typed:
+        values["prefill_messages"] = _read_prefill(Path(typed["prefill_messages_file"]))
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(_first_problem(error, environ)) from None
+
+
+def _first_problem(error: ValidationError, environ: Mapping[str, str]) -> str:
+    problem = error.errors(include_url=False)[0]
+    name = str(problem["loc"][0])
+    if name == "prefill_messages":
+        place = ".".join(map(str, problem["loc"][1:]))
+        return f"--prefill_messages_file: message {place}: {problem['msg'].lower()}"
+    value = problem["input"]
+    origin = f"TERMINAL_ENV={value}" if name == "sandbox" and environ.get("TERMINAL_ENV") == value else f"--{name}={value}"
+    if problem["type"] == "literal_error":
+        return f"{origin} is not known; choose from {problem['ctx']['expected'].replace(' or ', ', ')}"
+    return f"{origin}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _read_prefill(path: Path) -> list[Any]:
+    try:
+        messages = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"--prefill_messages_file={path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"--prefill_messages_file={path} is not JSON: {error}") from None
+    if not isinstance(messages, list):
+        raise UsageError(f"--prefill_messages_file={path} must hold a JSON array of {{role, content}} objects")
+    return messages
+
+
+def help_text() -> str:
+    """Return what ``--help`` prints: every flag, its text, its default."""
+    lines = ["Runs each prompt of a JSONL file through a tool-calling agent and saves the trajectories.", ""]
+    lines += ["usage: python batch_runner.py --dataset_file=FILE --batch_size=N --run_name=NAME [--flag=value ...]", ""]
+    for name in FLAGS:
+        lines.append(f"  --{name}{_default_words(name)}")
+        lines.append(f"      {_OWN_TEXT.get(name) or RunConfig.model_fields[name].description}")
+    lines += ["", "exit codes: 0 every sample is done; 1 some failed or were not run; 2 bad usage or input; 130 interrupted"]
+    return "\n".join(lines)
+
+
+def _default_words(name: str) -> str:
+    if name in REQUIRED:
+        return " (required)"
+    if name in _OWN_TEXT:
+        return ""
+    default = RunConfig.model_fields[name].default
+    if default is None or default == ():
+        default = ""
+    words = _DEFAULT_WORDS.get(name) or str(default).replace("False", "false")
+    return f" (default {words})" if words else ""

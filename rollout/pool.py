@@ -1,0 +1,310 @@
+"""The worker processes: who runs what, what comes back, and what happens when one dies.
+
+The pool hands jobs to workers as places become free, whatever batch they belong to, and gives back outcomes in groups,
+as they arrive. It promises that every job it took comes back exactly once, unless it was interrupted: as a row, or as
+``worker_died`` after its second worker is gone too. It writes no file and prints nothing.
+
+A worker that dies takes all its rollouts with it, though at most one of them is to blame. So each is tried again in a
+process of its own, forked for it alone: what kills a worker twice then fails alone, and its neighbours do not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from rollout.messages import Failure
+from rollout.samples import Sample
+from rollout.spawner import Spawner
+from rollout.wire import READ_BYTES, Frame, FrameBuffer
+
+SILENCE_SECONDS = 60.0  # a worker that says nothing for so long is stuck; it says something every few seconds
+START_SECONDS = 180.0  # the same for its first word: importing on a machine that is short of everything
+STOP_SECONDS = 6.0  # what cancelled rollouts get to clean up before their worker is killed
+_MAX_STILLBORN = 5  # workers that may die in a row before any said a word
+
+
+class PoolError(Exception):
+    """No worker can be kept alive at all."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A sample, and the batch its row belongs to."""
+
+    sample: Sample
+    batch_num: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: a row's line as the worker made it, or the failure of the worker itself."""
+
+    job: Job
+    line: bytes = b""
+    summary: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+@dataclass
+class Interrupt:
+    """Whether somebody asked the run to stop, and how often."""
+
+    count: int = 0
+
+    def request(self) -> None:
+        """Ask once more: the first time to stop cleanly, the second to stop at once."""
+        self.count += 1
+
+
+@dataclass
+class _Worker:
+    number: int
+    socket: socket.socket
+    solo: bool
+    jobs: dict[int, Job] = field(default_factory=dict)  # by sample index
+    buffer: FrameBuffer = field(default_factory=FrameBuffer)
+    unsent: bytearray = field(default_factory=bytearray)
+    pid: int = 0
+    spoke: bool = False
+    heard_at: float = field(default_factory=time.monotonic)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+
+@dataclass
+class Pool:
+    """``num_workers`` processes with up to ``per_worker`` rollouts in flight each. Use as a context manager."""
+
+    settings: Frame  # the first frame every worker gets: all it needs to know of the run
+    num_workers: int
+    per_worker: int
+    on_log: Callable[[dict[str, Any]], None]  # a worker's log line: {"level", "text"}
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    log_file: IO[bytes] | int = subprocess.DEVNULL  # where dying workers' last words go
+    stopped: bool = False  # set by stop(): nothing more is dispatched
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _suspects: deque[Job] = field(default_factory=deque)
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _spawner: Spawner | None = None
+    _numbers: int = 0
+    _stillborn: int = 0
+
+    def __enter__(self) -> Pool:
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._start_spawner()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in list(self._workers.values()):
+            self._forget(worker)
+        if self._spawner:
+            self._selector.unregister(self._spawner)
+            self._spawner.close()
+        self._selector.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def wake(self) -> None:
+        """Make the pool look at ``interrupt`` now; safe in a signal handler."""
+        with suppress(OSError):
+            os.write(self._wake_writer, b"!")
+
+    def stop(self) -> None:
+        """Dispatch nothing more; what runs is finished."""
+        self.stopped = True
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that run now."""
+        return sum(len(worker.jobs) for worker in self._workers.values())
+
+    def results(self, jobs: Iterator[Job]) -> Iterator[list[Outcome]]:
+        """Run the jobs; yield groups of outcomes as they come, none of them empty.
+
+        Ends when all are done, or after ``stop()`` or an interrupt when nothing runs any more. Raises PoolError.
+        """
+        pending = _Peekable(jobs)
+        while not self.interrupt.count:
+            if not self.stopped:
+                self._dispatch(pending)
+            if not self.in_flight and (self.stopped or not (pending or self._suspects)):
+                return
+            yield from filter(None, [self._wait(timeout_seconds=1.0)])
+        yield from self._cancel_all()
+
+    def _dispatch(self, pending: _Peekable) -> None:
+        crew = [worker for worker in self._workers.values() if not worker.solo]
+        while pending:
+            worker = min(crew, key=lambda each: len(each.jobs), default=None)
+            if worker is None or (worker.jobs and len(crew) < self.num_workers):
+                worker = self._spawn(solo=False)
+                crew.append(worker)
+            if len(worker.jobs) >= self.per_worker:
+                break
+            self._give(worker, next(pending))
+        solos = sum(worker.solo for worker in self._workers.values())
+        while self._suspects and solos < self.num_workers * self.per_worker:
+            self._give(self._spawn(solo=True), self._suspects.popleft())
+            solos += 1
+
+    def _give(self, worker: _Worker, job: Job) -> None:
+        worker.jobs[job.sample.index] = job
+        sample = job.sample
+        header = {"type": "run", "batch_num": job.batch_num, "sample": vars(sample)}
+        self._send(worker, Frame(header))
+
+    def _send(self, worker: _Worker, frame: Frame) -> None:
+        worker.unsent += frame.encode()
+        self._flush(worker)
+
+    def _flush(self, worker: _Worker) -> None:
+        with suppress(BlockingIOError, ConnectionError):  # a closed socket is seen when it is read
+            sent = worker.socket.send(worker.unsent)
+            del worker.unsent[:sent]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
+        self._selector.modify(worker, events, worker)
+
+    def _wait(self, timeout_seconds: float) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for key, events in self._selector.select(timeout_seconds):
+            if isinstance(key.data, _Worker):
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ:
+                    outcomes += self._read(key.data)
+            elif key.fileobj is self._spawner:
+                self._read_spawner()
+            else:
+                with suppress(BlockingIOError):
+                    os.read(self._wake_reader, 4096)
+        self._kill_silent()
+        return outcomes
+
+    def _read(self, worker: _Worker) -> list[Outcome]:
+        try:
+            data = worker.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return []
+        except ConnectionError:
+            data = b""
+        if not data:
+            return self._bury(worker)
+        worker.heard_at, worker.spoke, self._stillborn = time.monotonic(), True, 0
+        outcomes = []
+        for frame in worker.buffer.feed(data):
+            if frame.header["type"] == "row":
+                job = worker.jobs.pop(frame.header["index"])
+                outcomes.append(Outcome(job, frame.payload, frame.header["summary"]))
+            elif frame.header["type"] == "log":
+                self.on_log(frame.header)
+        if worker.solo and outcomes:
+            self._forget(worker)
+        return outcomes
+
+    def _bury(self, worker: _Worker) -> list[Outcome]:
+        self._forget(worker)
+        self._stillborn += not worker.spoke
+        if self._stillborn >= _MAX_STILLBORN:
+            message = f"{_MAX_STILLBORN} workers in a row died while starting; the run's log says why"
+            raise PoolError(message)
+        if not worker.jobs:
+            return []
+        names = f"worker {worker.number} (pid {worker.pid})"
+        self.on_log({"level": "warning", "text": f"{names} died with {len(worker.jobs)} rollouts in flight"})
+        if not worker.solo:
+            self._suspects.extend(worker.jobs.values())
+            return []
+        failure = Failure("worker_died", f"the worker process died twice while running this sample ({names})")
+        return [Outcome(job, failure=failure) for job in worker.jobs.values()]
+
+    def _read_spawner(self) -> None:
+        report = self._spawner.read() if self._spawner else None
+        if report is None:
+            self._start_spawner()
+        elif worker := self._workers.get(report["number"]):
+            worker.pid = report.get("pid", worker.pid)
+
+    def _start_spawner(self) -> None:
+        if self._spawner:
+            self._selector.unregister(self._spawner)
+            self._spawner.close()
+        self._spawner = Spawner.start(self.log_file)
+        self._selector.register(self._spawner, selectors.EVENT_READ)
+
+    def _spawn(self, *, solo: bool) -> _Worker:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._numbers += 1
+        worker = _Worker(self._numbers, ours, solo)
+        with theirs:
+            try:
+                if self._spawner:
+                    self._spawner.spawn(worker.number, theirs)
+            except OSError:
+                self._start_spawner()  # this worker's socket is closed now: it is buried like any other
+        self._workers[worker.number] = worker
+        self._selector.register(worker, selectors.EVENT_READ, worker)
+        self._send(worker, self.settings)
+        return worker
+
+    def _forget(self, worker: _Worker) -> None:
+        if self._workers.pop(worker.number, None):
+            self._selector.unregister(worker)
+            worker.socket.close()
+
+    def _kill_silent(self) -> None:
+        now = time.monotonic()
+        for worker in list(self._workers.values()):
+            if now - worker.heard_at > (SILENCE_SECONDS if worker.spoke else START_SECONDS):
+                self.on_log({"level": "warning", "text": f"worker {worker.number} is stuck; it is killed"})
+                worker.heard_at = now
+                self._kill(worker)
+
+    def _kill(self, worker: _Worker) -> None:
+        if worker.pid:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+        else:  # the spawner itself is stuck: what it was asked for never began
+            self._start_spawner()
+
+    def _cancel_all(self) -> Iterator[list[Outcome]]:
+        """Let running rollouts clean up for a few seconds; kill what is left, at once on a second interrupt."""
+        for worker in list(self._workers.values()):
+            self._send(worker, Frame({"type": "stop"}))
+        deadline = time.monotonic() + STOP_SECONDS
+        while self.in_flight and self.interrupt.count == 1 and time.monotonic() < deadline:
+            yield from filter(None, [self._wait(timeout_seconds=0.2)])
+        for worker in list(self._workers.values()):
+            if worker.jobs:
+                self._kill(worker)
+
+
+class _Peekable:
+    """An iterator that can be asked whether it has more; at most one job is taken ahead."""
+
+    def __init__(self, jobs: Iterator[Job]) -> None:
+        self._jobs = jobs
+        self._next = next(jobs, None)
+
+    def __bool__(self) -> bool:
+        return self._next is not None
+
+    def __next__(self) -> Job:
+        if self._next is None:
+            raise StopIteration
+        job, self._next = self._next, next(self._jobs, None)
+        return job

@@ -1,0 +1,152 @@
+"""A process that has imported what a worker needs once, and forks workers from that.
+
+Importing the openai client takes most of a second; forking takes milliseconds, and the workers share the memory. The
+spawner has no threads and holds nothing of any run: it only forks, reaps, and reports. It ends when its control socket
+is closed, that is, with the parent; its workers then see their own sockets close and end themselves.
+
+Control socket (SOCK_SEQPACKET): the parent sends ``{"spawn": number}`` with one file descriptor, the worker's socket;
+the spawner answers ``{"number": n, "pid": pid}`` at once and ``{"number": n, "exit": code}`` when that worker is gone,
+``code`` being negative for a signal, as in ``subprocess``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from rollout.secrecy import without_secrets
+
+_ROOT = Path(__file__).resolve().parent.parent
+_MESSAGE_BYTES = 4096
+
+
+@dataclass
+class Spawner:
+    """The parent's hand on the spawner process."""
+
+    control: socket.socket
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, log_file: IO[bytes] | int = subprocess.DEVNULL) -> Spawner:
+        """Start the process; it gets ready while the parent goes on.
+
+        What it or a dying worker prints goes to ``log_file``. Variables that look like secrets do not reach it.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from rollout.spawner import main; main()"
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                env=without_secrets(os.environ),
+                start_new_session=True,  # Ctrl-C at a terminal reaches the parent alone
+            )
+        return cls(ours, process)
+
+    def fileno(self) -> int:
+        """Return the control socket, for selectors."""
+        return self.control.fileno()
+
+    def spawn(self, number: int, worker_socket: socket.socket) -> None:
+        """Ask for a worker on this socket. Raises OSError when the spawner is gone."""
+        socket.send_fds(self.control, [json.dumps({"spawn": number}).encode()], [worker_socket.fileno()])
+
+    def read(self) -> dict[str, Any] | None:
+        """Return its next report, or None when it is gone."""
+        try:
+            data = self.control.recv(_MESSAGE_BYTES)
+        except ConnectionError:
+            return None
+        return json.loads(data) if data else None
+
+    def close(self) -> None:
+        """End the process; workers that still run see it by their own sockets."""
+        self.control.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class _Nursery:
+    """The spawner's side."""
+
+    control: socket.socket
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def serve(self) -> None:
+        self.selector.register(self.control, selectors.EVENT_READ)
+        while True:
+            for key, _ in self.selector.select():
+                if key.fileobj is self.control:
+                    message, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 1)
+                    if not message:
+                        return
+                    self._fork(json.loads(message)["spawn"], descriptors[0])
+                else:
+                    self._reap(key.fd, *key.data)
+
+    def _fork(self, number: int, descriptor: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self.selector.close()
+            self.control.close()
+            _become_worker(descriptor)
+        os.close(descriptor)
+        self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (number, pid))
+        self._report({"number": number, "pid": pid})
+
+    def _reap(self, pidfd: int, number: int, pid: int) -> None:
+        self.selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._report({"number": number, "exit": os.waitstatus_to_exitcode(status)})
+
+    def _report(self, message: dict[str, int]) -> None:
+        try:
+            self.control.send(json.dumps(message).encode())
+        except ConnectionError:
+            sys.exit(0)  # the parent is gone
+
+
+def _become_worker(descriptor: int) -> None:
+    from rollout.worker import main as worker_main  # noqa: PLC0415 - already imported; here it is only looked up
+
+    code = 1
+    try:
+        os.setsid()  # a worker and its sandboxes are no part of anybody's process group
+        worker_main(socket.socket(fileno=descriptor))
+        code = 0
+    finally:
+        # No finalizers of the spawner's may run in a fork of it.
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Run the spawner on the control socket whose number is the last argument."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else signal.SIG_DFL)
+    gc.disable()  # saves a tenth of the imports; what they made is then kept out of every later collection
+    import rollout.worker as _worker  # noqa: PLC0415 - this is the import that is paid once
+
+    _worker.warm_up()
+    gc.freeze()
+    gc.enable()
+    with socket.socket(fileno=int(sys.argv[-1])) as control:
+        _Nursery(control).serve()

@@ -1,0 +1,124 @@
+"""A worker process: many rollouts at once in one event loop, each ending as one row sent to the parent.
+
+It writes no file of the run. It ends when its socket closes, that is, with the parent or when it is not needed any
+more, and takes every rollout and sandbox with it. A fault of the program in one rollout is recorded as that rollout's
+failure, with its traceback in the run's log; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout.messages import Failure
+from rollout.rows import encode_row
+from rollout.samples import Sample
+from rollout.session import Session, Stage
+from rollout.wire import READ_BYTES, Frame, FrameBuffer
+
+PING_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0  # what cancelled rollouts get to remove their sandboxes
+
+
+@dataclass
+class Worker:
+    """The parent's socket, and the rollouts that run."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    stage: Stage | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def serve(self) -> None:
+        """Work until the socket closes."""
+        pinging = asyncio.create_task(self._ping())
+        buffer = FrameBuffer()
+        while data := await self._read():
+            for frame in buffer.feed(data):
+                await self._obey(frame)
+        pinging.cancel()
+        await self._cancel_all()
+        if self.stage:
+            await self.stage.close()
+
+    async def _read(self) -> bytes:
+        try:
+            return await self.reader.read(READ_BYTES)
+        except ConnectionError:
+            return b""
+
+    async def _obey(self, frame: Frame) -> None:
+        match frame.header["type"]:
+            case "settings":
+                self.stage = Stage.from_settings(frame.header, self.log)
+            case "run":
+                sample = Sample(**frame.header["sample"])
+                task = asyncio.create_task(self._run(sample, frame.header["batch_num"]))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+            case "stop":
+                await self._cancel_all()
+
+    async def _run(self, sample: Sample, batch_num: int) -> None:
+        assert self.stage is not None  # noqa: S101 - settings are the first frame
+        session = Session(sample, batch_num, self.stage)
+        try:
+            row = await session.run()
+        except asyncio.CancelledError:
+            row = session.failed(Failure("interrupted", "the run was interrupted"))
+        except Exception as error:  # noqa: BLE001 - one of the two places that record whatever goes wrong
+            self.log("error", f"prompt {sample.index}: {traceback.format_exc()}")
+            row = session.failed(Failure("internal", f"{type(error).__name__}: {error}"))
+        header = {"type": "row", "index": sample.index, "summary": session.summary(row)}
+        self._send(Frame(header, encode_row(row)))
+
+    def log(self, level: str, text: str) -> None:
+        """Hand a line to the parent, which is the only one that prints."""
+        self._send(Frame({"type": "log", "level": level, "text": text}))
+
+    def _send(self, frame: Frame) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(frame.encode())
+
+    async def _ping(self) -> None:
+        while True:
+            self._send(Frame({"type": "ping"}))
+            await asyncio.sleep(PING_SECONDS)
+
+    async def _cancel_all(self) -> None:
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+
+
+async def _serve(connection: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
+    await Worker(reader, writer).serve()
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+def warm_up() -> None:
+    """Import what every rollout needs; done once, in the process that workers are forked from."""
+    Stage.warm_up()
+    gc.collect()
+
+
+def main(connection: socket.socket) -> None:
+    """Be a worker on this socket until it closes."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    asyncio.run(_serve(connection))
+
+
+def settings_frame(**settings: Any) -> Frame:
+    """Return the first frame of every worker; see ``Stage.from_settings`` for what is in it."""
+    return Frame({"type": "settings", **settings})
