@@ -1,19 +1,40 @@
-"""Asking a model: the ChatModel protocol, and the OpenAI-compatible one (retries, dialects)."""
+"""Asking a model: the ChatModel protocol, and the OpenAI-compatible one.
+
+The latter owns the tries of a request: their bounds in time, size and number, and what is told when they are used up.
+What is sent is dialects' business, what comes back replies', what is worth another try retry's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Protocol
 
-from rollout.messages import AssistantMessage, FailureKind, Message, ToolDefinition, Usage
+from rollout.config import RunConfig
+from rollout.dialects import Dialect, Request
+from rollout.keys import PLACEHOLDER_KEY
+from rollout.messages import FailureKind, Message, ToolDefinition
+from rollout.replies import Reply, read_reply, refusal
+from rollout.retry import Attempts, RetryPolicy, TryError, Verdict, retry_after_seconds
+from rollout.texts import one_line
+from tools.redact import redact
+
+if TYPE_CHECKING:
+    import openai
+
+__all__ = ["CallLimits", "ChatModel", "ContextOverflowError", "ModelError", "Observer", "OpenAIChatModel", "Reply"]
+
+MAX_MESSAGE_CHARS = 500
+# Told of every try: its status (0 when no answer came; an error inside an HTTP 200 counts as the status it names),
+# seconds it took, and seconds the server asks to wait, or None.
+Observer = Callable[[int, float, float | None], None]
 
 
 class ModelError(Exception):
-    """The endpoint gave no answer, for good: retries are used up or would not help.
-
-    ``api_calls`` and ``usage`` are what was spent all the same, on answers that were thrown away.
-    """
+    """The endpoint gave no answer, for good: retries are used up or would not help."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -24,16 +45,6 @@ class ContextOverflowError(Exception):
     """The conversation no longer fits the model's context window: the rollout ends as partial."""
 
 
-@dataclass(frozen=True)
-class Reply:
-    """One answer of the endpoint."""
-
-    message: AssistantMessage
-    finish_reason: str  # the endpoint's: stop, tool_calls, length, content_filter, ...
-    usage: Usage
-    cost_usd: float  # 0.0 where the endpoint names none
-
-
 class ChatModel(Protocol):
     """Whatever answers a conversation."""
 
@@ -42,3 +53,106 @@ class ChatModel(Protocol):
 
         ``tools`` may be empty: then none is offered. Raises ModelError and ContextOverflowError.
         """
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """Bounds of one call of a model."""
+
+    request_seconds: float = 600.0  # wall time of one try, to the last byte of its answer
+    max_body_bytes: int = 16 * 1024 * 1024  # of an answer, decompressed
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class OpenAIChatModel:
+    """A model behind an OpenAI-compatible endpoint; one instance serves all rollouts of a process and event loop."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        api_key: str,
+        limits: CallLimits = CallLimits(),
+        observe: Observer = lambda *_: None,
+    ) -> None:
+        self._base_url = config.base_url
+        self._api_key = api_key or PLACEHOLDER_KEY
+        self._dialect = Dialect(config)
+        self._limits = limits
+        self._observe = observe
+        self._client: openai.AsyncOpenAI | None = None
+
+    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Reply:
+        """Return the next assistant message, however many tries it takes. Raises ModelError, ContextOverflowError."""
+        attempts = Attempts(self._limits.retry)
+        while True:
+            request = self._dialect.compose(messages, tools)
+            try:
+                return await self._try(request)
+            except TryError as error:
+                if self._dialect.learn(error, request):
+                    continue
+                told = self._told(error)
+                if error.verdict.overflow:
+                    raise ContextOverflowError(told) from None
+                delay = attempts.delay_after(error)
+                if delay is None:
+                    raise ModelError(error.verdict.kind, told) from None
+            await asyncio.sleep(delay)
+
+    async def close(self) -> None:
+        """Close the connections. The next call opens new ones."""
+        if self._client:
+            client, self._client = self._client, None
+            await client.close()
+
+    async def _try(self, request: Request) -> Reply:
+        started = time.monotonic()
+        try:
+            reply = read_reply(await self._post(request.body))
+        except TryError as error:
+            self._observe(error.status, time.monotonic() - started, error.retry_after_seconds)
+            raise
+        self._observe(HTTPStatus.OK, time.monotonic() - started, None)
+        return reply
+
+    async def _post(self, body: bytes) -> bytes:
+        """Return the body of an HTTP 200. Raises TryError."""
+        import httpx2  # noqa: PLC0415 - comes with openai, which takes most of a second
+        import openai  # noqa: PLC0415
+
+        from rollout.transport import TransportError  # noqa: PLC0415
+
+        client = self._client = self._client or self._connect()
+        try:
+            async with asyncio.timeout(self._limits.request_seconds):
+                response = await client.post("/chat/completions", content=body, cast_to=httpx2.Response)
+        except openai.APIStatusError as error:
+            refused = refusal(error.status_code, error.response.content)
+            refused.retry_after_seconds = retry_after_seconds(error.response.headers, time.time())
+            raise refused from None
+        except TransportError as error:
+            raise TryError(Verdict(error.kind, retry=not error.permanent), str(error)) from None
+        except TimeoutError:
+            told = f"no whole answer within {self._limits.request_seconds:g} s"
+            raise TryError(Verdict("timeout", retry=True), told) from None
+        return response.content
+
+    def _connect(self) -> openai.AsyncOpenAI:
+        import httpx2  # noqa: PLC0415
+        import openai  # noqa: PLC0415
+
+        from rollout.transport import BoundedTransport  # noqa: PLC0415
+
+        transport = BoundedTransport(self._base_url, self._limits.max_body_bytes)
+        return openai.AsyncOpenAI(
+            base_url=self._base_url,
+            api_key=self._api_key,
+            default_headers={"Authorization": f"Bearer {self._api_key}"},  # wins over $OPENAI_CUSTOM_HEADERS
+            max_retries=0,
+            http_client=httpx2.AsyncClient(transport=transport, trust_env=False),
+        )
+
+    def _told(self, error: TryError) -> str:
+        """Return what went wrong as one line without secrets."""
+        text = str(error) if self._api_key == PLACEHOLDER_KEY else str(error).replace(self._api_key, "***")
+        return one_line(redact(text)[0], MAX_MESSAGE_CHARS)

@@ -83,7 +83,7 @@ class Progress:
         progress = cls(total)
         if is_terminal(sys.stderr):
             with suppress(OSError, ValueError):
-                progress.bar = tqdm(total=total, unit="prompt", dynamic_ncols=True, file=sys.stderr, smoothing=0.05)
+                progress.bar = tqdm[None](total=total, unit="prompt", dynamic_ncols=True, smoothing=0.05)
         return progress
 
     def advance(self, count: int, words: str) -> None:

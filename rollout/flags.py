@@ -80,13 +80,7 @@ def to_config(typed: Mapping[str, str], environ: Mapping[str, str] = os.environ)
     for name in REQUIRED:
         if not typed.get(name, "").strip():
             raise UsageError(f"--{name} is required")
-    values: dict[str, Any] = {name: text for name, text in typed.items() if name in RunConfig.model_fields}
-    for name in SWITCHES:
-        if name in values:
-            values[name] = switch(name, values[name])
-    for name in LISTS:
-        if name in values:
-            values[name] = tuple(part.strip() for part in values[name].split(",") if part.strip())
+    values = {name: _value(name, text) for name, text in typed.items() if name in RunConfig.model_fields}
     if values.get("concurrency", "").lower() == "auto":
         del values["concurrency"]
     if "sandbox" not in values and environ.get("TERMINAL_ENV"):
@@ -99,6 +93,14 @@ def to_config(typed: Mapping[str, str], environ: Mapping[str, str] = os.environ)
         raise UsageError(_first_problem(error, environ)) from None
 
 
+def _value(name: str, text: str) -> Any:
+    if name in SWITCHES:
+        return switch(name, text)
+    if name in LISTS:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text
+
+
 def _first_problem(error: ValidationError, environ: Mapping[str, str]) -> str:
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0])
@@ -106,7 +108,8 @@ def _first_problem(error: ValidationError, environ: Mapping[str, str]) -> str:
         place = ".".join(map(str, problem["loc"][1:]))
         return f"--prefill_messages_file: message {place}: {problem['msg'].lower()}"
     value = problem["input"]
-    origin = f"TERMINAL_ENV={value}" if name == "sandbox" and environ.get("TERMINAL_ENV") == value else f"--{name}={value}"
+    from_environ = name == "sandbox" and environ.get("TERMINAL_ENV") == value
+    origin = f"TERMINAL_ENV={value}" if from_environ else f"--{name}={value}"
     if problem["type"] == "literal_error":
         return f"{origin} is not known; choose from {problem['ctx']['expected'].replace(' or ', ', ')}"
     return f"{origin}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
@@ -131,7 +134,7 @@ def help_text() -> str:
     for name in FLAGS:
         lines.append(f"  --{name}{_default_words(name)}")
         lines.append(f"      {_OWN_TEXT.get(name) or RunConfig.model_fields[name].description}")
-    lines += ["", "exit codes: 0 every sample is done; 1 some failed or were not run; 2 bad usage or input; 130 interrupted"]
+    lines += ["", "exit codes: 0 every sample done; 1 some failed or were not run; 2 bad usage or input; 130 interrupted"]
     return "\n".join(lines)
 
 

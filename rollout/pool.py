@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from rollout.messages import Failure
 from rollout.samples import Sample
@@ -60,10 +60,18 @@ class Interrupt:
     """Whether somebody asked the run to stop, and how often."""
 
     count: int = 0
+    wake: Callable[[], None] | None = None  # set while a pool listens
+
+    @property
+    def listening(self) -> bool:
+        """Whether a pool will see the request by itself."""
+        return self.wake is not None
 
     def request(self) -> None:
-        """Ask once more: the first time to stop cleanly, the second to stop at once."""
+        """Ask once more: the first time to stop cleanly, the second to stop at once. Safe in a signal handler."""
         self.count += 1
+        if self.wake:
+            self.wake()
 
 
 @dataclass
@@ -100,15 +108,17 @@ class Pool:
     _numbers: int = 0
     _stillborn: int = 0
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._start_spawner()
+        self.interrupt.wake = self._wake
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.interrupt.wake = None
         for worker in list(self._workers.values()):
             self._forget(worker)
         if self._spawner:
@@ -118,8 +128,7 @@ class Pool:
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
-    def wake(self) -> None:
-        """Make the pool look at ``interrupt`` now; safe in a signal handler."""
+    def _wake(self) -> None:
         with suppress(OSError):
             os.write(self._wake_writer, b"!")
 

@@ -30,6 +30,10 @@ class SandboxFileError(Exception):
     """A file operation failed inside a healthy sandbox (missing, a folder, no permission, too large): told to the model."""
 
 
+class CommandRefused(Exception):  # noqa: N818 (a refusal is no error: the tool's status is "blocked")
+    """The command would harm the host and was not run; the message says why. Only ``local`` refuses commands."""
+
+
 @dataclass(frozen=True)
 class SandboxSpec:
     """What one rollout asks of its sandbox."""

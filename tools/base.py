@@ -1,14 +1,16 @@
 """What a tool is: a function the model may call, and what it gets to work with.
 
 A tool is an ``async`` function marked ``@tool(toolset)``: its first argument is the ToolContext, the rest become the
-JSON schema the model is shown, checked and coerced by pydantic before the function runs. It returns a JSON object; to
-tell the model that something went wrong it raises ToolError. Anything else it raises is a fault of the program and ends
-the rollout, as does SandboxError.
+JSON schema the model is shown, checked and coerced by pydantic before the function runs. A text under an argument is
+``Annotated[int, Field(description="...")]``; a choice is a ``Literal``. It returns a JSON object; to tell the model
+that something went wrong it raises ToolError. Anything else it raises is a fault of the program and ends the rollout,
+as does SandboxError.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -36,7 +38,8 @@ class ToolLimits:
 
     terminal_timeout_seconds: float = 180.0  # a command's default, and the longest `process wait`; $TERMINAL_TIMEOUT
     max_foreground_seconds: float = 600.0  # longer foreground time-outs are refused; $TERMINAL_MAX_FOREGROUND_TIMEOUT
-    max_result_chars: int = 100_000  # a longer result is cut in the middle, whatever the tool
+    max_call_seconds: float = 120.0  # any other tool's call; one that takes longer is hung, and the model is told
+    max_result_chars: int = 100_000  # a longer result is cut, whatever the tool
 
 
 @dataclass
@@ -64,27 +67,46 @@ class Tool:
     parameters: JsonObject  # JSON schema of the arguments object
     function: ToolFunction
     arguments: type[BaseModel]
+    limit_seconds: Callable[[ToolLimits], float]  # after which a call counts as hung
 
     async def __call__(self, context: ToolContext, arguments: JsonObject) -> JsonObject:
         """Check the arguments and run. Raises ToolError, SandboxError."""
+        return await self.function(context, **self.checked(arguments))
+
+    def checked(self, arguments: JsonObject) -> JsonObject:
+        """Return the arguments as the function takes them, defaults filled in. Raises ToolError.
+
+        What models do all the time is understood: numbers and booleans as text, a list or an object as JSON text, null
+        for an argument that may be left out, arguments that do not exist.
+        """
+        required = self.parameters.get("required", [])
+        given = {
+            name: _unpacked(arguments[name], schema)
+            for name, schema in self.parameters["properties"].items()
+            if name in arguments and (name in required or arguments[name] is not None)
+        }
         try:
-            checked = self.arguments.model_validate(arguments)
+            model = self.arguments.model_validate(given)
         except ValidationError as error:
-            raise ToolError(f"Invalid arguments for {self.name}: {_problems(error)}") from None
-        return await self.function(context, **{name: getattr(checked, name) for name in type(checked).model_fields})
+            unknown = ", ".join(sorted(arguments.keys() - self.parameters["properties"].keys()))
+            hint = f" (unknown: {unknown})" if unknown else ""
+            raise ToolError(f"Invalid arguments for {self.name}: {_problems(error)}{hint}") from None
+        return {name: getattr(model, name) for name in self.arguments.model_fields}
 
 
-def tool(toolset: str, *, name: str = "") -> Callable[[ToolFunction], Tool]:
+def tool(
+    toolset: str,
+    *,
+    name: str = "",
+    limit_seconds: Callable[[ToolLimits], float] = lambda limits: limits.max_call_seconds,
+) -> Callable[[ToolFunction], Tool]:
     """Make a Tool of an async function: its docstring is the description, its annotations are the schema."""
 
     def make(function: ToolFunction) -> Tool:
         tool_name = name or function.__name__
-        fields: dict[str, Any] = {}
-        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
-        for parameter in parameters[1:]:
-            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            fields[parameter.name] = (parameter.annotation, default)
-        arguments = create_model(tool_name, __config__=ConfigDict(extra="ignore", coerce_numbers_to_str=True), **fields)
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"tool {tool_name} must be an async function")
+        arguments = _arguments_model(tool_name, function)
         return Tool(
             name=tool_name,
             toolset=toolset,
@@ -92,28 +114,58 @@ def tool(toolset: str, *, name: str = "") -> Callable[[ToolFunction], Tool]:
             parameters=_plain_schema(arguments.model_json_schema()),
             function=function,
             arguments=arguments,
+            limit_seconds=limit_seconds,
         )
 
     return make
 
 
+def _arguments_model(tool_name: str, function: ToolFunction) -> type[BaseModel]:
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    fields: dict[str, Any] = {
+        parameter.name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        for parameter in parameters[1:]
+    }
+    return create_model(tool_name, __config__=ConfigDict(coerce_numbers_to_str=True), **fields)
+
+
+def _unpacked(value: Any, schema: JsonObject) -> Any:
+    """Undo the JSON text a model wrapped a list or an object in."""
+    if isinstance(value, str) and schema.get("type") in ("array", "object"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value  # the check says what is wrong with it
+    return value
+
+
 def _problems(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors())
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg'].removeprefix('Value error, ')}"
+        for item in error.errors(include_url=False, include_input=False)
+    )
 
 
-def _plain_schema(schema: Any) -> Any:
-    """Drop what costs tokens and tells a model nothing: titles, and the null branch of optional arguments."""
+def _plain_schema(schema: Any, shared: JsonObject | None = None) -> Any:
+    """Drop what costs tokens and says nothing: titles, null branches, empty defaults. Resolve ``$ref``."""
     if isinstance(schema, list):
-        return [_plain_schema(item) for item in schema]
+        return [_plain_schema(item, shared) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    plain = {
-        key: {name: _plain_schema(sub) for name, sub in value.items()} if key == "properties" else _plain_schema(value)
-        for key, value in schema.items()
-        if not (key == "title" and isinstance(value, str)) and not (key == "default" and value in (None, ""))
-    }
-    branches = [branch for branch in plain.get("anyOf", []) if branch != {"type": "null"}]
-    if len(branches) == 1:
-        del plain["anyOf"]
-        plain = {**branches[0], **plain}
-    return plain
+    shared = schema.get("$defs", {}) if shared is None else shared
+    if "$ref" in schema:
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return _plain_schema({**shared[schema["$ref"].rpartition("/")[2]], **rest}, shared)
+    plain = {key: _plain_schema(value, shared) for key, value in schema.items() if _tells_something(key, value)}
+    if "properties" in schema:  # its keys are names, not keywords
+        plain["properties"] = {name: _plain_schema(value, shared) for name, value in schema["properties"].items()}
+    branches = [branch for branch in plain.pop("anyOf", []) if branch != {"type": "null"}]
+    if len(branches) > 1:
+        plain["anyOf"] = branches
+    return {**branches[0], **plain} if len(branches) == 1 else plain
+
+
+def _tells_something(key: str, value: Any) -> bool:
+    if key == "default":
+        return value is not None and value is not False and value != ""
+    return key not in ("title", "$defs", "properties")

@@ -1,0 +1,313 @@
+"""Runs each prompt of a JSONL file through a tool-calling agent and saves the trajectories: the command, and its API.
+
+    python batch_runner.py --dataset_file=data/prompts.jsonl --batch_size=10 --run_name=my_first_run
+
+    report = BatchRunner(RunConfig(dataset_file=..., batch_size=10, run_name="my_first_run")).run()
+
+The stages, each taking the last one's value: flags → config → plan (the door) → run folder and what it already holds →
+rows → trajectories and statistics → report → exit code. Nothing is written, started or sent before the door is passed.
+Nothing imports this file: worker processes start from rollout/spawner.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from array import array
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+import fire
+from endpoints.launch import EndpointError, check_endpoint, start_endpoint
+
+from rollout.checkpoint import DatasetFacts, Past
+from rollout.config import RunConfig
+from rollout.console import Console, say
+from rollout.filters import drop_reason
+from rollout.flags import UsageError, check_words, help_text, switch, to_config
+from rollout.keys import api_key_for, host_of
+from rollout.leg import Leg
+from rollout.merge import TRAJECTORIES, MergeRules
+from rollout.original_rows import complete_row
+from rollout.pool import Interrupt, Pool, PoolError
+from rollout.preflight import Plan, PreflightError, prepare, unavailable_toolsets
+from rollout.report import EXIT_DONE, EXIT_INCOMPLETE, EXIT_INTERRUPTED, RunReport, render
+from rollout.resume import NO_ROW, Match, match_rows
+from rollout.row_index import RowIndex
+from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
+from rollout.samples import DatasetError
+from rollout.secrecy import wipe_proc
+from rollout.statistics import RunFacts, RunStatistics
+from rollout.wire import Frame
+from toolsets import DISTRIBUTIONS, DistributionError
+
+__all__ = ["BatchRunner", "RunConfig", "RunReport", "main"]
+EXIT_BAD_USAGE = 2
+AUTO_PER_WORKER = 8  # rollouts in flight per worker unless the user or the endpoint says otherwise
+# What is wrong with the input, and what goes wrong with a run that was right to start.
+_BAD_INPUT = (UsageError, DatasetError, DistributionError, PreflightError, EndpointError)
+_BAD_LUCK = (RunDirError, PoolError)
+
+
+class BatchRunner:
+    """A run, from its config to its report.
+
+    Prints nothing and never exits unless it is given a console that prints. ``interrupt.request()`` from a signal
+    handler or another thread stops it cleanly.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        console: Console | None = None,
+        interrupt: Interrupt | None = None,
+        resume_command: str = "the same RunConfig with resume=True",
+    ) -> None:
+        self.config = config
+        self.console = console or Console(quiet=True)
+        self.interrupt = interrupt or Interrupt()
+        self.resume_command = resume_command
+        self.started = time.monotonic()
+
+    def run(self) -> RunReport:
+        """Run what is pending, merge, count, report.
+
+        Raises UsageError, DatasetError, DistributionError, PreflightError or EndpointError before anything is written;
+        RunDirError or PoolError when the run cannot go on: what is recorded stays, and ``resume`` goes on from it.
+        """
+        plan = prepare(self.config)
+        if not check_endpoint(self.config.base_url, self.config.model):
+            self._api_key(self.config.base_url)
+        check_run(self.config.run_name, resume=self.config.resume)
+        with plan.dataset, RunDir.open(self.config.run_name, resume=self.config.resume) as run_dir:
+            self.console.open_log(run_dir.log_path)
+            try:
+                return self._run_in(run_dir, plan)
+            finally:
+                self.console.close_log()
+
+    def _run_in(self, run_dir: RunDir, plan: Plan) -> RunReport:
+        for warning in (*plan.dataset.warnings, *plan.warnings, *run_dir.warnings):
+            self.console.log("warning", warning)
+        rows = run_dir.scan()
+        for warning in rows.problems.lines():
+            self.console.log("warning", warning)
+        match = match_rows(plan.dataset.keys, rows)
+        facts = DatasetFacts(str(self.config.dataset_file), plan.dataset.sha256, len(plan.dataset))
+        checkpoint = run_dir.start_checkpoint(self._public_config(), facts, rows, match)
+        leg = Leg(self.config, plan.dataset, run_dir, checkpoint, self.console)
+        if pending := match.pending():
+            if self.config.resume:
+                self._tell_resume(run_dir.past, plan, pending)
+            self._work(leg, plan, pending)
+            rows = run_dir.scan()
+            match = match_rows(plan.dataset.keys, rows)
+        elif self.config.resume:
+            self.console.log("info", f"all {len(plan.dataset)} samples are done already; nothing is asked again")
+        run_dir.save_checkpoint(checkpoint, at_any_cost=True)
+        return self._finish(leg, plan, rows, match)
+
+    def _work(self, leg: Leg, plan: Plan, pending: array[int]) -> None:
+        """Run the pending samples in worker processes."""
+        with ExitStack() as stack:
+            base_url, model, per_worker = self.config.base_url, self.config.model, AUTO_PER_WORKER
+            log_path = leg.run_dir.log_path
+            endpoint = start_endpoint(base_url, model, log_path, lambda text: self.console.log("info", text))
+            if endpoint:
+                stack.callback(endpoint.close)
+                base_url, model = endpoint.base_url, endpoint.model or model
+                per_worker = endpoint.concurrency or per_worker
+            settings = Frame(
+                {
+                    "type": "settings",
+                    "config": self.config.model_dump(mode="json", exclude={"api_key"}),
+                    "base_url": base_url,
+                    "model": model,
+                    "api_key": self._api_key(base_url),
+                    "distribution": asdict(plan.distribution),
+                    "unavailable": plan.unavailable,
+                    "sandbox": plan.sandbox,
+                    "limits": asdict(plan.limits),
+                }
+            )
+            pool = Pool(
+                settings,
+                num_workers=min(self.config.num_workers, len(pending)),
+                per_worker=self.config.concurrency or per_worker,
+                on_log=lambda line: self.console.log(line["level"], line["text"]),
+                interrupt=self.interrupt,
+                log_file=stack.enter_context(log_path.open("ab", buffering=0)),
+            )
+            leg.run(pending, stack.enter_context(pool))
+
+    def _finish(self, leg: Leg, plan: Plan, rows: RowIndex, match: Match) -> RunReport:
+        """Make trajectories.jsonl and statistics.json anew, from every row of the run."""
+        statistics = RunStatistics()
+        rules = MergeRules(
+            drop_reason=drop_reason,
+            count=lambda row, fate: statistics.add(row, final=fate != "superseded"),
+            complete=complete_row,
+        )
+        merged = leg.run_dir.merge(rows, match, rules)
+        legs = leg.checkpoint.legs
+        facts = RunFacts(
+            run_name=self.config.run_name,
+            distribution=plan.distribution.name,
+            total_prompts=len(plan.dataset),
+            total_batches=len(leg.checkpoint.batch_stats),
+            batch_size=self.config.batch_size,
+            model=self.config.model,
+            completed_at=datetime.now(UTC).astimezone().isoformat(timespec="milliseconds"),
+            duration_seconds=sum(each["duration_seconds"] for each in legs),
+            legs=legs,
+        )
+        leg.run_dir.write_json(STATISTICS, statistics.to_json(facts), indent=2)
+        warnings = [*merged.filtered_rows.lines()]
+        if merged.orphans:
+            warnings.append(f"{merged.orphans} rows of prompts that the dataset no longer has are kept")
+        return RunReport(
+            run_name=self.config.run_name,
+            run_dir=leg.run_dir.path,
+            samples=len(plan.dataset),
+            not_run=sum(row == NO_ROW for row in match.final_rows),
+            statistics=statistics,
+            duration_seconds=time.monotonic() - self.started,
+            resume_command=self.resume_command,
+            interrupted=bool(self.interrupt.count),
+            stopped=leg.stopped,
+            skipped_lines=plan.dataset.skipped,
+            masked_secrets=leg.masked,
+            warnings=warnings,
+            files=[leg.run_dir.path / name for name in (TRAJECTORIES, STATISTICS)],
+        )
+
+    def _api_key(self, base_url: str) -> str:
+        """Return the key for the endpoint. Raises UsageError."""
+        explicit = self.config.api_key.get_secret_value() if self.config.api_key else None
+        try:
+            return api_key_for(host_of(base_url), explicit, os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    def _public_config(self) -> dict[str, Any]:
+        """Return the config for files: no key, and nothing of what must never be saved."""
+        hidden = {"api_key", "ephemeral_system_prompt", "prefill_messages"}
+        return self.config.model_dump(mode="json", exclude=hidden)
+
+    def _tell_resume(self, past: Past, plan: Plan, pending: array[int]) -> None:
+        batches = -(-len(pending) // self.config.batch_size)
+        done = len(plan.dataset) - len(pending)
+        text = f"resume: {len(plan.dataset)} samples, {done} done already, {len(pending)} to run in {batches} batches"
+        self.console.log("info", text)
+        changes = [
+            f"{name} was {past.config[name]}, is {getattr(self.config, name)}"
+            for name in ("model", "distribution", "seed")
+            if past.config.get(name, getattr(self.config, name)) != getattr(self.config, name)
+        ]
+        if past.dataset.get("sha256", plan.dataset.sha256) != plan.dataset.sha256:
+            changes.append("the dataset has changed")
+        if changes:
+            self.console.log("warning", f"this run was begun otherwise: {'; '.join(changes)}; each row says what made it")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code, prints the report on stdout and everything else on stderr."""
+    argv = sys.argv[1:] if argv is None else argv
+    wipe_proc()
+    console = Console()
+    try:
+        return _command(argv, console)
+    except _BAD_INPUT as error:
+        console.log("error", str(error))
+        return EXIT_BAD_USAGE
+    except _BAD_LUCK as error:
+        console.log("error", f"{error}; resume with: {_resume_command(argv)}")
+        return EXIT_INCOMPLETE
+    except KeyboardInterrupt:
+        console.log("warning", f"interrupted; resume with: {_resume_command(argv)}")
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the other place that records whatever goes wrong
+        console.log("trace", traceback.format_exc())
+        text = f"a fault of this program: {type(error).__name__}: {error}"
+        console.log("error", f"{text}; resume with: {_resume_command(argv)}")
+        return EXIT_INCOMPLETE
+
+
+def _command(argv: list[str], console: Console) -> int:
+    typed = _read_flags(argv)
+    for name, text in (("help", help_text), ("list_distributions", _distributions_text)):
+        if switch(name, typed.get(name, "false")):
+            say(text(), sys.stdout)
+            return EXIT_DONE
+    config = to_config(typed)
+    console.verbose = config.verbose
+    interrupt = Interrupt()
+    _catch_signals(interrupt)
+    report = BatchRunner(config, console, interrupt, _resume_command(argv)).run()
+    say(render(report).rstrip("\n"), sys.stdout)
+    return report.exit_code
+
+
+def _read_flags(argv: list[str]) -> dict[str, str]:
+    """Return the flags as typed, every value as text. Raises UsageError."""
+    check_words(argv)
+    typed: dict[str, str] = {}
+
+    def collect(*stray: str, **flags: str) -> None:
+        """Take whatever fire read; check_words has refused what is no flag."""
+        if stray:
+            raise UsageError(f"unexpected word {stray[0]!r}; every option is written --flag=value")
+        typed.update(flags)
+
+    fire.decorators.SetParseFn(str)(collect)  # verbatim: 007 stays 007, 1e3 stays 1e3, a,b stays a,b
+    words = ["--help=true" if word == "--help" else word for word in argv]  # a bare --help is fire's own
+    fire.Fire(collect, command=words)
+    return typed
+
+
+def _resume_command(argv: list[str]) -> str:
+    """Return the command that goes on with this run, without the API key."""
+    words: list[str] = []
+    key_follows = False
+    for word in argv:
+        if not key_follows and word.replace("-", "_").partition("=")[0] not in ("__api_key", "__resume"):
+            words.append(word)
+        key_follows = word.replace("-", "_") == "__api_key"
+    return shlex.join(["python", "batch_runner.py", *words, "--resume"])
+
+
+def _distributions_text() -> str:
+    """Return the distributions by name, with each toolset's chance and what is missing here."""
+    unavailable = unavailable_toolsets()
+    lines = []
+    for name, distribution in sorted(DISTRIBUTIONS.items()):
+        lines.append(f"{name}: {distribution.description}")
+        for toolset, percent in distribution.probabilities.items():
+            missing = f"   not available here: {unavailable[toolset]}" if toolset in unavailable else ""
+            lines.append(f"  {toolset:<12} : {percent:g}% chance{missing}")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n")
+
+
+def _catch_signals(interrupt: Interrupt) -> None:
+    """Let SIGINT, SIGTERM and SIGHUP stop the run: while rollouts run by asking, else by KeyboardInterrupt."""
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        interrupt.request()
+        if not interrupt.listening:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(number, on_signal)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

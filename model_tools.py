@@ -1,0 +1,199 @@
+"""The tools' face: what the model is shown, and what runs when it calls one.
+
+Owns the catalogue of the tools that are built, the reading of the names models write, and the form of every result: one
+JSON object as valid text, key-shaped strings masked, bounded in length, within a time limit. A tool that fails tells
+the model and the rollout goes on; a dead sandbox and faults of the program pass through to the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from sandboxes.base import CommandRefused, SandboxFileError
+from tools.base import JsonObject, Tool, ToolContext, ToolError
+from tools.calls import ToolCall, ToolDefinition, ToolMessage
+from tools.files import read_file, write_file
+from tools.patch import patch
+from tools.redact import redact
+from tools.search import search_files
+from tools.terminal import process, terminal
+from tools.todo import todo
+from toolsets import tools_of
+
+CATALOGUE: dict[str, Tool] = {  # the tools that are built; a new one is one name more
+    tool.name: tool for tool in (terminal, process, read_file, write_file, patch, search_files, todo)
+}
+SANDBOXED_TOOLSETS = frozenset({"terminal", "file", "code_execution"})  # their tools act inside the sandbox
+
+
+def toolset_availability(name: str, sandbox_problem: str = "") -> str:
+    """Say why nothing of a toolset can be used here and what to do about it; "" when it can be used.
+
+    ``sandbox_problem`` is why no sandbox works here, if none does. Raises ValueError for a name that is no toolset.
+    """
+    built = [CATALOGUE[tool] for tool in tools_of([name]) if tool in CATALOGUE]
+    if not built:
+        return "not built into this version; choose or write a distribution without it"
+    if sandbox_problem and all(tool.toolset in SANDBOXED_TOOLSETS for tool in built):
+        return f"needs a working sandbox: {sandbox_problem}"
+    return ""
+
+
+def offered(toolsets: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the built tools of these toolsets, in the catalogue's fixed order."""
+    return tuple(name for name in tools_of(toolsets) if name in CATALOGUE)
+
+
+class Toolbox:
+    """One rollout's tools."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        context: ToolContext,
+        secrets: Sequence[str] = (),
+        catalogue: Mapping[str, Tool] = CATALOGUE,
+    ) -> None:
+        """Take the offered tools' names; ``secrets`` are masked in every result, beside all that is key-shaped."""
+        self._tools = {name: catalogue[name] for name in names}
+        self._spellings = {_spelling(name): name for name in names}
+        self._context = context
+        self._secrets = tuple(secrets)
+        self.masked = 0  # strings masked so far
+        self.definitions = tuple(
+            ToolDefinition(tool.name, tool.description, tool.parameters) for tool in self._tools.values()
+        )
+
+    def resolve(self, name: str) -> str | None:
+        """Return the offered tool that ``name`` is a spelling of, or None.
+
+        Understood are another case, other separators (``Read_File``, ``read-file``, ``readFile``) and what servers and
+        models put around a name (``functions.read_file:0``, ``tool_read_file``, ``read_file_tool``).
+        """
+        if name in self._tools:
+            return name
+        if len(name) <= _MAX_NAME_CHARS:
+            for spelling in map(_spelling, (name, _AROUND.sub("", name.strip()))):
+                if spelling in self._spellings:
+                    return self._spellings[spelling]
+        return None
+
+    async def run(self, call: ToolCall) -> ToolMessage:
+        """Run one call to its end and return what the model is told. Raises SandboxError, and faults of the program."""
+        name = self.resolve(call.name)
+        try:
+            result = await self._run(name, call)
+        except CommandRefused as refusal:
+            result = {"output": "", "exit_code": -1, "error": str(refusal), "status": "blocked"}
+        except ToolError as error:
+            result = {**error.details, "error": str(error)}
+        except SandboxFileError as error:
+            result = {"error": str(error)}
+        return ToolMessage(call.id, name or call.name, self._text(result))
+
+    async def _run(self, name: str | None, call: ToolCall) -> JsonObject:
+        if name is None:
+            raise ToolError(f"Unknown tool {call.name!r}; the tools are: {', '.join(self._tools) or 'none'}")
+        if call.problem:
+            raise ToolError(f"Invalid arguments for {name}: {call.problem}; nothing was run")
+        tool = self._tools[name]
+        try:
+            arguments = tool.checked(_map_texts(call.arguments, _valid))
+        except RecursionError:
+            raise ToolError(f"Invalid arguments for {name}: they are nested too deeply") from None
+        if tool.toolset in SANDBOXED_TOOLSETS:
+            await self._context.open_sandbox()  # before the clock: the wait for a sandbox is not the tool's
+        return await _within(tool.limit_seconds(self._context.limits), tool.function(self._context, **arguments))
+
+    def _text(self, result: JsonObject) -> str:
+        def masked(text: str) -> str:
+            shown, count = redact(_valid(text).replace("\0", "\N{REPLACEMENT CHARACTER}"), self._secrets)
+            self.masked += count
+            return shown
+
+        return bounded_json(_map_texts(result, masked), self._context.limits.max_result_chars)
+
+
+def bounded_json(result: JsonObject, max_chars: int) -> str:
+    """Return the result as JSON text of at most ``max_chars`` characters.
+
+    What is too long is cut inside: long texts lose their middle, long lists their end, each with a notice of how much.
+    """
+    text = _dumps(result)
+    share = max_chars * 9 // 10
+    while len(text) > max_chars and share:
+        text = _dumps(_shortened(result, share))
+        share = share * 2 // 3
+    return text if len(text) <= max_chars else _dumps({"error": "the result was too large to be shown"})
+
+
+_MAX_NAME_CHARS = 100
+_WHOLE_OBJECT_KEYS = 20  # an object of so few keys is a record, and keeps them all
+_AROUND = re.compile(
+    r"^(?:functions?|tools?|default_api)(?:\.|::?|/|_)"  # a namespace in front
+    r"|(?:_?tool)?(?::\d+|<\|.*)?$",  # the number of the call, or a special token, behind
+    re.IGNORECASE,
+)
+
+
+def _spelling(name: str) -> str:
+    """Return what all spellings of a tool's name have in common."""
+    return re.sub(r"[-_.\s]", "", name).lower()
+
+
+async def _within(seconds: float, work: Awaitable[JsonObject]) -> JsonObject:
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            return await work
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise ToolError(f"The tool did not answer within {seconds:g} seconds and was given up") from None
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with every text in it changed, keys included; what is no JSON becomes its text."""
+    match value:
+        case str():
+            return change(value)
+        case dict():
+            return {change(str(key)): _map_texts(item, change) for key, item in value.items()}
+        case list() | tuple():
+            return [_map_texts(item, change) for item in value]
+        case float():
+            return value if math.isfinite(value) else None
+        case None | int():
+            return value
+    return change(str(value))
+
+
+def _valid(text: str) -> str:
+    """Replace half surrogate pairs: they are no text in any encoding."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shortened(value: Any, share: int) -> Any:
+    """Return the value with no text above ``share`` characters, and no more items in a list or an object than fit."""
+    kept = share // 50 + 1  # an item of a result is seldom shorter than 50 characters
+    if isinstance(value, str) and len(value) > share:
+        head, tail = share * 2 // 5, share * 3 // 5
+        middle = f"[{len(value) - head - tail} of {len(value)} characters left out]"
+        return f"{value[:head]}\n{middle}\n{value[len(value) - tail :]}"
+    if isinstance(value, list):
+        rest = [f"[{len(value) - kept} of {len(value)} items left out]"] if len(value) > kept else []
+        return [*(_shortened(item, share) for item in value[:kept]), *rest]
+    if isinstance(value, dict):
+        kept = max(kept, _WHOLE_OBJECT_KEYS)
+        note = {"left_out": f"{len(value) - kept} of {len(value)} entries"} if len(value) > kept else {}
+        return {key: _shortened(item, share) for key, item in islice(value.items(), kept)} | note
+    return value

@@ -1,0 +1,92 @@
+"""What a sample asks, as 24 bytes: how samples and rows are told apart and found again without keeping their text.
+
+A key is a digest of the prompt (stripped, as the original compares them, and cleaned, as rows hold them) and a digest
+of image and working folder together. Keys live as long as the process; they are never written to a file.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+from rollout.texts import clean_text
+
+PROMPT_BYTES = 16
+PLACE_BYTES = 8
+KEY_BYTES = PROMPT_BYTES + PLACE_BYTES
+ANYWHERE = b"\xff" * PLACE_BYTES  # the place of a row that does not say its image and cwd: any will do
+
+
+class Keys:
+    """A growing list of keys in one block of memory."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._bytes) // KEY_BYTES
+
+    def __getitem__(self, number: int) -> bytes:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        return bytes(self._bytes[number * KEY_BYTES : (number + 1) * KEY_BYTES])
+
+    def append(self, key: bytes) -> None:
+        """Add one key of ``KEY_BYTES`` bytes."""
+        self._bytes += key
+
+
+def content_key(prompt: str, image: str, cwd: str) -> bytes:
+    """Return the key of a sample, or of a row that says its image and cwd; ``prompt`` as ``prompt_text`` gives it."""
+    return _prompt_digest(prompt) + _place_digest(image, cwd)
+
+
+def placeless_key(prompt: str) -> bytes:
+    """Return the key of a row that does not say where it ran; ``prompt`` as ``prompt_text`` gives it."""
+    return _prompt_digest(prompt) + ANYWHERE
+
+
+def same_content(row_key: bytes, sample_key: bytes) -> bool:
+    """Tell whether a row answers what a sample asks."""
+    return row_key == sample_key or (
+        row_key[PROMPT_BYTES:] == ANYWHERE and row_key[:PROMPT_BYTES] == sample_key[:PROMPT_BYTES]
+    )
+
+
+def prompt_text(value: Any) -> str:
+    """Return a prompt as clean text: a number or boolean as JSON writes it, a list of text parts joined by newlines.
+
+    Raises ValueError with a few words that say why it is no prompt.
+    """
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, bool | int | float):
+        text = json.dumps(value, allow_nan=False)
+    elif isinstance(value, list):
+        text = "\n".join(_part_text(part) for part in value)
+    elif value is None:
+        raise ValueError('"prompt" is null')
+    else:
+        raise ValueError('"prompt" is an object, not text')
+    if not text or text.isspace():
+        raise ValueError('"prompt" is empty')
+    return clean_text(text)
+
+
+def _part_text(part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else part
+    if not isinstance(text, str):
+        raise ValueError('"prompt" has a part that is not text')  # noqa: TRY004 - one error for all bad prompts
+    return text
+
+
+def _prompt_digest(prompt: str) -> bytes:
+    return sha256(prompt.strip().encode()).digest()[:PROMPT_BYTES]
+
+
+@lru_cache(maxsize=1024)
+def _place_digest(image: str, cwd: str) -> bytes:
+    place = f"{clean_text(image)}\0{clean_text(cwd)}"
+    return sha256(place.encode()).digest()[:PLACE_BYTES]

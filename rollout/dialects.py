@@ -1,0 +1,178 @@
+"""How an endpoint wants to be asked: messages and flags become the body of a request.
+
+OpenRouter takes routing and reasoning objects, other hosts the plain OpenAI parameters, and some of those not even
+these: what a server refuses by name is left out (or renamed) from then on, for every rollout of the process. The system
+prompt and the prefill stand in front, at request time only; what varies comes last, so that a server's prefix cache
+holds from turn to turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rollout.config import RunConfig
+from rollout.keys import host_of, is_openrouter
+from rollout.messages import AssistantMessage, Message, ToolCall, ToolDefinition, UserMessage
+from rollout.retry import TryError
+from rollout.texts import clean_json, clean_text, dump_json
+
+_LOG = logging.getLogger(__name__)
+_REFUSING_STATUSES = (400, 422)
+_MAX_NAME_CHARS = 64  # of a function; servers refuse a longer one
+
+# What a request can do without. "echo" are the reasoning fields of earlier answers, "formats" the keywords `pattern`
+# and `format` of tool schemas, which some grammar compilers choke on.
+Extra = Literal["max_tokens", "reasoning_effort", "reasoning", "echo", "formats"]
+
+_REFUSED = re.compile(
+    r"unsupported|unknown|unrecogni[sz]ed|unexpected|not (supported|permitted|allowed|recogni[sz]ed)"
+    r"|(does not|doesn't) support|extra (inputs|fields)|extra_forbidden"
+    r"|not a valid parameter|invalid (parameter|argument)"
+)
+_WRONG_VALUE = re.compile(r"(unsupported|invalid|unknown) value")
+_NAMED: dict[Extra, re.Pattern[str]] = {
+    "max_tokens": re.compile(r"\bmax_tokens\b"),
+    "reasoning_effort": re.compile(r"\breasoning_effort\b"),
+    "reasoning": re.compile(r"\breasoning\b"),
+}
+_ECHO_REFUSED = re.compile(r"reasoning_(content|details)|messages.{0,200}\breasoning\b|signature.{0,80}thinking")
+_FORMATS_REFUSED = re.compile(r"grammar|schema.{0,200}\b(pattern|format)\b|\b(pattern|format)\b.{0,200}schema")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The body of one request, and which extras are in it."""
+
+    body: bytes
+    extras: frozenset[Extra]
+
+
+class Dialect:
+    """How one endpoint is asked; learns from its refusals."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._host = host_of(config.base_url)
+        self._off = config.reasoning_off
+        self._options = _options(config, is_openrouter(self._host))
+        self._preamble = _preamble(config)
+        self._refused: set[Extra] = set()
+        self._tool_texts: dict[str, tuple[ToolDefinition, str]] = {}
+
+    def compose(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Request:
+        """Return the request that asks for the next message of a conversation."""
+        echo = "echo" not in self._refused
+        options, extras = self._accepted_options()
+        said = [*self._preamble, *(_message(message, echo=echo) for message in messages)]
+        if echo and any(isinstance(message, AssistantMessage) and message.echo for message in messages):
+            extras.add("echo")
+        parts = [dump_json(options)[:-1]]
+        if tools:
+            parts.append(f',"tools":[{",".join(map(self._tool_text, tools))}]')
+            if "formats" not in self._refused:
+                extras.add("formats")
+        parts.append(f',"messages":{dump_json(said)}}}')
+        return Request("".join(parts).encode(errors="replace"), frozenset(extras))
+
+    def learn(self, error: TryError, request: Request) -> bool:
+        """Take note of what a refusal names; True when the same question is worth asking again without it."""
+        if error.status not in _REFUSING_STATUSES:
+            return False
+        refused = request.extras & self._named_in(error.words)
+        for extra in refused - self._refused:
+            _LOG.warning("%s refuses %r: going on without it", self._host, extra)
+        self._refused |= refused
+        if "formats" in refused:
+            self._tool_texts.clear()
+        return bool(refused)
+
+    def _named_in(self, words: str) -> set[Extra]:
+        if _ECHO_REFUSED.search(words) and (_REFUSED.search(words) or "signature" in words):
+            return {"echo"}
+        if _FORMATS_REFUSED.search(words) and not _NAMED["max_tokens"].search(words):
+            return {"formats"}
+        named: set[Extra] = {extra for extra, pattern in _NAMED.items() if pattern.search(words)}
+        if self._off and "reasoning_effort" in named:
+            return {"reasoning_effort"}  # it has no "none"; what is not asked for is as near as it gets
+        return named if _REFUSED.search(words) and not _WRONG_VALUE.search(words) else set()
+
+    def _accepted_options(self) -> tuple[dict[str, Any], set[Extra]]:
+        options = dict(self._options)
+        for extra in self._refused & options.keys():
+            value = options.pop(extra)
+            if extra == "max_tokens":
+                options["max_completion_tokens"] = value
+        return options, {extra for extra in _NAMED if extra in options}
+
+    def _tool_text(self, tool: ToolDefinition) -> str:
+        """Return a tool as JSON text; made once, as a rollout sends its tools with every request."""
+        known, text = self._tool_texts.get(tool.name, (None, ""))
+        if known != tool:
+            parameters = _without_formats(tool.parameters) if "formats" in self._refused else tool.parameters
+            function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+            text = dump_json(clean_json({"type": "function", "function": function}))
+            self._tool_texts[tool.name] = (tool, text)
+        return text
+
+
+def _options(config: RunConfig, openrouter: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"model": config.model}
+    if config.max_tokens is not None:
+        options["max_tokens"] = config.max_tokens
+    effort = "none" if config.reasoning_off else config.reasoning_effort
+    if not openrouter:
+        return {**options, "reasoning_effort": effort} if effort else options
+    if effort == "none":
+        options["reasoning"] = {"effort": "none"}
+    else:
+        # Enabled even when no effort is named: a rollout without reasoning would be thrown away.
+        options["reasoning"] = {"enabled": True, **({"effort": effort} if effort else {})}
+    routing = {
+        "only": list(config.providers_allowed),
+        "ignore": list(config.providers_ignored),
+        "order": list(config.providers_order),
+        "sort": config.provider_sort,
+    }
+    if any(routing.values()):
+        options["provider"] = {key: value for key, value in routing.items() if value}
+    options["usage"] = {"include": True}  # brings the cost back
+    return options
+
+
+def _preamble(config: RunConfig) -> list[dict[str, Any]]:
+    prefill = [{"role": message.role, "content": clean_text(message.content)} for message in config.prefill_messages]
+    if not config.ephemeral_system_prompt:
+        return prefill
+    return [{"role": "system", "content": clean_text(config.ephemeral_system_prompt)}, *prefill]
+
+
+def _message(message: Message, *, echo: bool) -> dict[str, Any]:
+    content = clean_text(message.content)
+    if isinstance(message, UserMessage):
+        return {"role": "user", "content": content}
+    if isinstance(message, AssistantMessage):
+        calls = {"tool_calls": [_call(call) for call in message.tool_calls]} if message.tool_calls else {}
+        return {"role": "assistant", "content": content, **(message.echo if echo else {}), **calls}
+    return {"role": "tool", "tool_call_id": message.tool_call_id, "content": content}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    # The model's name may be no name at all; servers refuse the whole conversation then.
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", call.name)[:_MAX_NAME_CHARS] or "unnamed"
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": dump_json(call.arguments)}}
+
+
+def _without_formats(schema: Any, *, names: bool = False) -> Any:
+    """Drop the keywords ``pattern`` and ``format`` of a JSON schema; ``names`` marks an object of property names."""
+    if isinstance(schema, list):
+        return [_without_formats(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_formats(value, names=key == "properties" and not names)
+        for key, value in schema.items()
+        if names or key not in ("pattern", "format")
+    }

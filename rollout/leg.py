@@ -1,0 +1,129 @@
+"""One invocation's share of a run: the pending samples go to the pool, what comes back goes to the run folder.
+
+Every row is durable before it counts as done, and the checkpoint follows after each batch. Decides when it is no use to
+go on: when the endpoint refuses in a way that trying again cannot mend.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from rollout.checkpoint import Checkpoint
+from rollout.config import RunConfig
+from rollout.console import Console, Progress
+from rollout.pool import Job, Outcome, Pool
+from rollout.rows import NoResult, RowFacts, build_row, encode_row, summary
+from rollout.run_dir import RunDir
+from rollout.samples import Dataset
+
+HOPELESS_KINDS = ("auth", "billing", "model_not_found")
+HOPELESS_IN_A_ROW = 3  # so many refused samples, with none answered between, end the dispatch
+REASONING_SAMPLE = 20  # when so many rollouts all lack reasoning, the run says so
+
+
+@dataclass
+class Leg:
+    """What this invocation does and has seen."""
+
+    config: RunConfig
+    dataset: Dataset
+    run_dir: RunDir
+    checkpoint: Checkpoint
+    console: Console
+    outcomes: Counter[str] = field(default_factory=Counter)
+    cost_usd: float = 0.0
+    masked: int = 0
+    stopped: str = ""  # why the dispatch ended early
+    _hopeless: int = 0
+    _left_in_batch: dict[int, int] = field(default_factory=dict)
+
+    def run(self, pending: array[int], pool: Pool) -> None:
+        """Run the pending samples (indices, ascending). Raises RunDirError, DatasetError, PoolError."""
+        progress = self.console.progress = Progress.start(len(pending)) if not self.console.quiet else None
+        try:
+            for group in pool.results(self._jobs(pending)):
+                self._take(group, pool)
+                if progress:
+                    progress.advance(len(group), self._words(pool))
+        finally:
+            if progress:
+                progress.close()
+            self.console.progress = None
+
+    def _jobs(self, pending: array[int]) -> Iterator[Job]:
+        size = self.config.batch_size
+        for start in range(0, len(pending), size):
+            batch_num = self.run_dir.first_batch + start // size
+            indices = pending[start : start + size]
+            self._left_in_batch[batch_num] = len(indices)
+            for index in indices:
+                yield Job(self.dataset[index], batch_num)
+
+    def _take(self, group: list[Outcome], pool: Pool) -> None:
+        """Write a group of outcomes: all rows first, one sync for all, then what follows from them."""
+        if self.config.verbose:
+            self.console.log("trace", f"{len(group)} rows arrived")
+        taken = [self._with_row(outcome) for outcome in group]
+        for outcome in taken:
+            self.run_dir.append(outcome.job.batch_num, outcome.line)
+        self.run_dir.sync()
+        finished = [outcome.job.batch_num for outcome in taken if self._count(outcome)]
+        for batch_num in finished:
+            self.run_dir.finish_batch(batch_num)
+        if finished:
+            self.run_dir.save_checkpoint(self.checkpoint)
+        if self._hopeless >= HOPELESS_IN_A_ROW and not pool.stopped:
+            self.stopped = f"{taken[-1].summary['error_kind']}: {taken[-1].summary['error_message']}"
+            self.console.log("error", f"the endpoint refuses every sample, so no more are sent ({self.stopped})")
+            pool.stop()
+
+    def _with_row(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with a row; the pool has none for a sample whose worker died."""
+        if outcome.failure is None:
+            return outcome
+        facts = RowFacts(
+            batch_num=outcome.job.batch_num,
+            model=self.config.model,
+            sandbox="",
+            toolsets_used=(),
+            definitions=(),
+            timestamp=datetime.now(UTC).astimezone(),
+            duration_seconds=0.0,
+        )
+        row = build_row(outcome.job.sample, NoResult(outcome.failure), facts)
+        return Outcome(outcome.job, encode_row(row), summary(row))
+
+    def _count(self, outcome: Outcome) -> bool:
+        """Count one row that is on disk; True when its batch is complete with it."""
+        batch_num, known = outcome.job.batch_num, outcome.summary
+        self.checkpoint.record(batch_num, outcome.job.sample.index, known["outcome"])
+        self.outcomes[known["outcome"]] += 1
+        self.cost_usd += known["cost_usd"]
+        self.masked += known.get("masked", 0)
+        if known["outcome"] == "failed":
+            text = f"[B{batch_num}:P{outcome.job.sample.index}] {known['error_kind']}: {known['error_message']}"
+            self.console.log("failed", text)
+        if known["error_kind"] in HOPELESS_KINDS:
+            self._hopeless += 1
+        elif known["error_kind"] != "interrupted":
+            self._hopeless = 0
+        answered = self.outcomes.total() - self.outcomes["failed"]
+        if answered == self.outcomes["discarded"] == REASONING_SAMPLE:
+            self.console.log(
+                "warning",
+                f"none of the first {REASONING_SAMPLE} rollouts shows any reasoning, so all of them are discarded: "
+                "use a model that reasons, or pass --keep_no_reasoning",
+            )
+        self._left_in_batch[batch_num] -= 1
+        return self._left_in_batch[batch_num] == 0
+
+    def _words(self, pool: Pool) -> str:
+        words = [f"{pool.in_flight} in flight"]
+        words += [f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items() if name != "completed"]
+        if self.cost_usd:
+            words.append(f"${self.cost_usd:,.2f}")
+        return ", ".join(words)

@@ -1,0 +1,236 @@
+"""What an endpoint sends back, read: a body becomes a Reply, or says why it is none. Pure.
+
+Endpoints that call themselves OpenAI-compatible differ in nearly every field; here is the one place that knows how.
+Whatever the bytes are, what comes out is a Reply or a TryError, and every text in it is safe for UTF-8 and JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.messages import AssistantMessage, ToolCall, Usage
+from rollout.retry import TryError, Verdict, classify
+from rollout.texts import dump_json, one_line, parse_json
+
+CUT = "cut by the token limit"  # the ``problem`` of a call whose arguments stop half-way
+MAX_WORDS_SHOWN = 300  # characters of an endpoint's words in a message for people
+_MAX_WORDS_READ = 4000
+_MAX_REASONING_ITEMS = 64  # more of them are the chunks of one text
+_MAX_COUNT = 10**12  # a larger token count is no token count
+_REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details")
+_MESSAGE_FIELDS = {"content", "tool_calls", "function_call", "refusal", *_REASONING_FIELDS}
+_FINISH_REASONS = {"max_tokens": "length", "model_length": "length", "safety": "content_filter"}
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of the endpoint."""
+
+    message: AssistantMessage
+    finish_reason: str  # the endpoint's: stop, tool_calls, length, content_filter, ...; "" where it names none
+    usage: Usage
+    cost_usd: float  # 0.0 where the endpoint names none
+
+
+def read_reply(body: bytes) -> Reply:
+    """Read the body of an HTTP 200. Raises TryError when it is no answer; a blank answer is one."""
+    answer = _object(body)
+    if answer.get("error"):
+        raise _error_object(answer["error"])
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        raise _no_answer("an answer without choices")
+    if choice.get("error") or choice.get("finish_reason") == "error":
+        raise _error_object(choice.get("error") or {"message": 'finish_reason "error"'})
+    message = choice.get("message")
+    if not isinstance(message, dict) or not _MESSAGE_FIELDS & message.keys():
+        raise _no_answer("an answer without a message")
+    reported = answer.get("usage")
+    reported = reported if isinstance(reported, dict) else {}
+    return Reply(_message(message), _finish_reason(choice), _usage(reported), _number(reported.get("cost")))
+
+
+def refusal(status: int, body: bytes) -> TryError:
+    """Return what an HTTP status other than 200 means, in the endpoint's own words."""
+    text = body.decode("utf-8", "replace")
+    try:
+        words = _words(parse_json(text))
+    except ValueError:
+        title = _TITLE.search(text)
+        words = title[1] if title else text
+    return _error(status, f"HTTP {status}", words)
+
+
+def _error_object(error: Any) -> TryError:
+    """Return what an ``error`` inside an HTTP 200 means: as its code would as a status."""
+    code = int(_number(error.get("code"))) if isinstance(error, dict) else 0
+    if code in range(400, 600):
+        return _error(code, f"HTTP 200 with error {code}", _words(error))
+    return _error(200, "HTTP 200 with an error", _words(error))
+
+
+def _error(status: int, what: str, words: str) -> TryError:
+    words = " ".join(words.split())[:_MAX_WORDS_READ]
+    lowered = words.lower()
+    shown = one_line(words, MAX_WORDS_SHOWN)
+    return TryError(classify(status, lowered), f"{what}: {shown}" if shown else what, status=status, words=lowered)
+
+
+def _no_answer(what: str) -> TryError:
+    return TryError(Verdict("bad_response", retry=True), f"HTTP 200, but {what}", status=200)
+
+
+def _object(body: bytes) -> JsonObject:
+    text = body.decode("utf-8", "replace").removeprefix("\ufeff")
+    try:
+        answer = parse_json(text)
+    except ValueError as error:
+        raise _no_answer(f"no JSON ({error}): {one_line(text, 80) or 'an empty body'}") from None
+    if not isinstance(answer, dict):
+        raise _no_answer(f"no JSON object: {one_line(text, 80)}")
+    return answer
+
+
+def _words(error: Any) -> str:
+    """Return all an error object says, the sentence first; gateways keep their provider's words in ``metadata.raw``."""
+    if isinstance(error, str):
+        return error
+    if isinstance(error, list):
+        return "; ".join(_words(item) for item in error[:5])
+    if not isinstance(error, dict):
+        return ""
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None
+    said = [error.get(key) for key in ("message", "msg", "detail", "error", "errors")] + [raw]
+    named = [error.get(key) for key in ("code", "type", "param", "loc")]
+    pieces = [_words(item) for item in said if item]
+    pieces += [str(item) for item in named if isinstance(item, (str, list)) and item]
+    return " ".join(filter(None, dict.fromkeys(pieces)))
+
+
+def _message(message: JsonObject) -> AssistantMessage:
+    content, thoughts = _content(message.get("content"))
+    content = content or _text(message.get("refusal"))
+    return AssistantMessage(
+        content=content,
+        reasoning=_reasoning(message, thoughts),
+        tool_calls=_tool_calls(message),
+        echo={key: message[key] for key in _REASONING_FIELDS if message.get(key)},
+    )
+
+
+def _content(content: Any) -> tuple[str, list[str]]:
+    """Return the text of a message's content, and the thoughts among its parts."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else ""
+        if kind in ("thinking", "reasoning"):
+            thoughts.append(_text(part))
+        elif isinstance(kind, str) and "image" in kind:
+            texts.append("[image]")
+        else:
+            texts.append(_text(part))
+    return "".join(texts), thoughts
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value that should be one: a string, or objects and lists of them."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(_text(item) for item in value)
+    if isinstance(value, dict):
+        keys = ("text", "summary", "thinking", "content", "refusal", "value")
+        return next(filter(None, (_text(value.get(key)) for key in keys)), "")
+    return "" if value is None or isinstance(value, bool) else str(value)
+
+
+def _reasoning(message: JsonObject, thoughts: list[str]) -> str:
+    """Join the pieces of native reasoning, each once: fields often repeat one another, whole or in part."""
+    details = message.get("reasoning_details")
+    if not isinstance(details, list) or len(details) > _MAX_REASONING_ITEMS:
+        details = [details]
+    texts = [*map(_text, (message.get("reasoning"), message.get("reasoning_content"), *details)), *thoughts]
+    pieces: list[str] = []
+    for text in map(str.strip, texts):
+        if text and not any(text in piece for piece in pieces):
+            pieces = [piece for piece in pieces if piece not in text] + [text]
+    return "\n\n".join(pieces)
+
+
+def _tool_calls(message: JsonObject) -> tuple[ToolCall, ...]:
+    calls = message.get("tool_calls") or message.get("function_call")
+    entries = calls if isinstance(calls, list) else [calls]
+    return tuple(_tool_call(entry) for entry in entries if isinstance(entry, dict) and entry)
+
+
+def _tool_call(entry: JsonObject) -> ToolCall:
+    function = entry.get("function")
+    function = function if isinstance(function, dict) else entry
+    call_id, name = entry.get("id"), function.get("name")
+    arguments, problem = read_arguments(function.get("arguments"))
+    return ToolCall(
+        id=call_id if isinstance(call_id, str) else "",
+        name=name if isinstance(name, str) else "",
+        arguments=arguments,
+        problem=problem,
+    )
+
+
+def read_arguments(raw: Any) -> tuple[JsonObject, str]:
+    """Return the arguments object of a call and ``""``; or ``{"_raw": text}`` and what is wrong with it."""
+    if isinstance(raw, str) and raw.strip():
+        try:
+            value = parse_json(raw)
+        except ValueError as error:
+            whole = raw.rstrip().endswith(("}", "]"))
+            return {"_raw": raw}, f"no valid JSON ({error})" if whole else CUT
+    else:
+        value = None if isinstance(raw, str) else raw
+    if value is None:
+        return {}, ""
+    if isinstance(value, dict):
+        return value, ""
+    return {"_raw": raw if isinstance(raw, str) else dump_json(raw)}, "not a JSON object"
+
+
+def _finish_reason(choice: JsonObject) -> str:
+    reason = choice.get("finish_reason")
+    reason = reason.lower() if isinstance(reason, str) else ""
+    return _FINISH_REASONS.get(reason, reason)
+
+
+def _usage(usage: JsonObject) -> Usage:
+    prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    prompt = prompt if isinstance(prompt, dict) else {}
+    completion = completion if isinstance(completion, dict) else {}
+    return Usage(
+        prompt_tokens=_count(usage.get("prompt_tokens"), usage.get("input_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens"), usage.get("output_tokens")),
+        reasoning_tokens=_count(completion.get("reasoning_tokens"), usage.get("reasoning_tokens")),
+        cached_tokens=_count(prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens")),
+    )
+
+
+def _count(*values: Any) -> int:
+    """Return the first of the values that is a number above 0, as a count of tokens; else 0."""
+    return next((int(number) for number in map(_number, values) if 1 <= number <= _MAX_COUNT), 0)
+
+
+def _number(value: Any) -> float:
+    """Return a number that came as a number or as text; 0.0 for anything else, for what is negative or without end."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return 0.0
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return 0.0
+    return number if math.isfinite(number) and number > 0 else 0.0

@@ -1,0 +1,111 @@
+"""Where each row is and what it answers: one streaming pass over all batch files, some sixty bytes a row.
+
+Everything a batch file may have suffered is tolerated and told: a line that was cut by a crash or a full disk, junk,
+bytes that are no text, files that are empty or have odd names. No file is ever changed. Rows of the original runner are
+understood: a failed sample's, a tombstone ({prompt_index, discarded, prompt}), rows that do not say where they ran.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from rollout.batch_files import batch_name, batch_numbers
+from rollout.content import Keys, content_key, placeless_key, prompt_text
+from rollout.files import explained
+from rollout.jsonl import JsonObject, Problems, parse_object, read_lines
+from rollout.rows import Outcome, outcome
+
+NO_INDEX = -1  # of a row that does not say its prompt_index
+_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+_CODES = {name: code for code, name in enumerate(_OUTCOMES)}
+_BUFFER_BYTES = 1 << 20
+
+
+@dataclass
+class RowIndex:
+    """All well-formed rows, in the order of batch numbers and of lines. Rows are named by their place here, from 0."""
+
+    batches: array[int] = field(default_factory=lambda: array("q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))  # of the row's first byte in its file
+    lengths: array[int] = field(default_factory=lambda: array("q"))  # bytes, without white space at the end
+    indices: array[int] = field(default_factory=lambda: array("q"))  # prompt_index as recorded, or NO_INDEX
+    keys: Keys = field(default_factory=Keys)  # what the row answers
+    codes: bytearray = field(default_factory=bytearray)
+    problems: Problems = field(default_factory=Problems)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def outcome(self, row: int) -> Outcome:
+        """Return how the row's rollout ended."""
+        return _OUTCOMES[self.codes[row]]
+
+    def failed(self, row: int) -> bool:
+        """Tell whether the row records a failure, so that its sample is not done by it."""
+        return self.codes[row] == _CODES["failed"]
+
+    def outcomes(self) -> Iterator[tuple[int, Outcome]]:
+        """Yield (batch number, outcome) of every row."""
+        for batch, code in zip(self.batches, self.codes, strict=True):
+            yield batch, _OUTCOMES[code]
+
+    def add(self, place: tuple[int, int, int], row: JsonObject) -> None:
+        """Add a row at (batch, offset, length). Raises ValueError with the reason when it is no row."""
+        key = _row_key(row)
+        index = row.get("prompt_index")
+        batch, offset, length = place
+        self.batches.append(batch)
+        self.offsets.append(offset)
+        self.lengths.append(length)
+        self.indices.append(index if type(index) is int and 0 <= index < 1 << 63 else NO_INDEX)
+        self.keys.append(key)
+        self.codes.append(_CODES[outcome(row)])
+
+
+def scan_rows(folder: Path) -> RowIndex:
+    """Index the rows of all batch files. Raises RunDirError when one cannot be read."""
+    rows = RowIndex()
+    for batch_num in batch_numbers(folder, rows.problems):
+        path = folder / batch_name(batch_num)
+        with explained(f"read {path}"), path.open("rb", buffering=_BUFFER_BYTES) as file:
+            for number, offset, line in read_lines(file):
+                if line.isspace():
+                    continue
+                try:
+                    rows.add((batch_num, offset, len(line.rstrip())), parse_object(line))
+                except ValueError as error:
+                    what = f"{error}; ignored" if line.endswith(b"\n") else "cut in the middle; its sample runs again"
+                    rows.problems.add(f"{path}:{number}: {what}")
+    return rows
+
+
+def _row_key(row: JsonObject) -> bytes:
+    prompt = _row_prompt(row)
+    metadata = row.get("metadata")
+    if isinstance(metadata, dict):
+        image, cwd = metadata.get("image"), metadata.get("cwd")
+        if isinstance(image, str) and isinstance(cwd, str):
+            return content_key(prompt, image, cwd)
+    return placeless_key(prompt)
+
+
+def _row_prompt(row: JsonObject) -> str:
+    """Return what was asked: the first human turn, else the ``prompt``, else the first message of the user."""
+    said = [_first(row.get("conversations"), "from", "human", "value")]
+    said += [row.get("prompt"), _first(row.get("messages"), "role", "user", "content")]
+    for value in said:
+        if value is not None:
+            return prompt_text(value)
+    raise ValueError("a row without a prompt")
+
+
+def _first(turns: Any, key: str, wanted: str, text: str) -> Any:
+    if isinstance(turns, list):
+        for turn in turns:
+            if isinstance(turn, dict) and turn.get(key) == wanted:
+                return turn.get(text)
+    return None

@@ -1,0 +1,128 @@
+"""One process a run folder: a lock that the kernel takes back when its owner dies, however it dies.
+
+Where the file system has no locks (some network mounts), a file with the owner's pid stands in: an owner that is dead
+is noticed on the same machine; on another machine it cannot be, and a person has to remove the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.files import RunDirError, explained
+
+_LOCK_NAME = ".lock"
+_PID_NAME = ".pid"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@dataclass
+class RunLock:
+    """Held from ``acquire`` to ``release``."""
+
+    folder: Path
+    warning: str = ""  # set where a pid file stands in for a lock
+    _handle: int = -1
+
+    @classmethod
+    def acquire(cls, folder: Path) -> RunLock:
+        """Take the lock at once or not at all. Raises RunDirError that names the process that holds it."""
+        lock = cls(folder)
+        path = folder / _LOCK_NAME
+        with explained(f"lock {folder}"):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                if _lock_works(handle):
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, str(os.getpid()).encode(), 0)
+                    lock._handle, handle = handle, -1
+            except BlockingIOError:
+                raise _taken(folder, os.pread(handle, 32, 0).decode(errors="replace")) from None
+            finally:
+                if handle >= 0:
+                    os.close(handle)
+            if lock._handle < 0:
+                _claim_pid_file(folder)
+                lock.warning = f"locks do not work on the file system of {folder}; {_PID_NAME} guards it instead"
+        return lock
+
+    @staticmethod
+    def held(folder: Path) -> bool:
+        """Tell whether a process holds the kernel's lock, without touching anything."""
+        try:
+            handle = os.open(folder / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            _lock_works(handle)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def release(self) -> None:
+        """Give the folder free; calling it twice does no harm."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+        elif self.warning:
+            (self.folder / _PID_NAME).unlink(missing_ok=True)
+            self.warning = ""
+
+
+def _lock_works(handle: int) -> bool:
+    """Lock an open file; False where locks do not work. Raises BlockingIOError when another process has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _taken(folder: Path, owner: str) -> RunDirError:
+    return RunDirError(f"another process (pid {owner.strip() or 'unknown'}) is running this run in {folder}")
+
+
+def _claim_pid_file(folder: Path) -> None:
+    path = folder / _PID_NAME
+    while True:
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            _remove_if_dead(path)
+            continue
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(_identity(os.getpid()))
+        return
+
+
+def _remove_if_dead(path: Path) -> None:
+    """Remove the pid file of a dead process. Raises RunDirError when its owner lives, or may live."""
+    with suppress(FileNotFoundError):
+        owner = path.read_text(encoding="utf-8", errors="replace")
+        pid, _, host = owner.partition(" ")
+        if not pid.isdecimal() or not host.startswith(f"{socket.gethostname()} "):
+            raise RunDirError(f"{path} says that a process ({owner or 'unknown'}) runs this run; if not so, remove it")
+        if _identity(int(pid)) == owner:
+            raise _taken(path.parent, pid)
+        path.unlink()
+
+
+def _identity(pid: int) -> str:
+    """Return ``pid host start``: the time a process started tells it from a later one with the same pid."""
+    start = "gone"
+    with suppress(OSError):
+        os.kill(pid, 0)
+        start = "alive"
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        start = stat.rpartition(")")[2].split()[19]
+    return f"{pid} {socket.gethostname()} {start}"

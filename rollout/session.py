@@ -1,0 +1,166 @@
+"""One sample in, one row out: the toolset draw, the sandbox, the agent, and whatever can go wrong around them.
+
+Owns the life of the rollout's sandbox (made when a tool first needs it, gone when ``run`` is over, however it ends) and
+the wall time of the rollout. A failure here is a row that says so; only faults of the program come out as exceptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from model_tools import Toolbox, offered
+from rollout.agent import Agent, AgentLimits, AgentResult
+from rollout.chat_model import ChatModel, OpenAIChatModel
+from rollout.config import RunConfig
+from rollout.filters import NO_REASONING, no_reasoning
+from rollout.messages import Failure
+from rollout.rows import Row, RowFacts, build_row, discarded_row, summary
+from rollout.samples import Sample
+from sandboxes import BACKENDS
+from sandboxes.base import Sandbox, SandboxSpec
+from tools.base import ToolContext, ToolLimits
+from toolsets import Distribution, draw
+
+Log = Callable[[str, str], None]  # level, text
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What all rollouts of a worker share."""
+
+    config: RunConfig
+    model: ChatModel
+    distribution: Distribution
+    unavailable: dict[str, str]  # toolset → why it cannot be used here
+    sandbox: str  # the backend of samples without an image
+    secrets: tuple[str, ...]
+    limits: ToolLimits
+    log: Log
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any], log: Log) -> Stage:
+        """Make it of the pool's first frame: config, base_url, model, api_key, distribution, unavailable, sandbox, limits."""
+        config = RunConfig.model_validate(settings["config"])
+        asked = config.model_copy(update={"base_url": settings["base_url"], "model": settings["model"]})
+        return cls(
+            config=config,
+            model=OpenAIChatModel(asked, settings["api_key"]),
+            distribution=Distribution(**settings["distribution"]),
+            unavailable=settings["unavailable"],
+            sandbox=settings["sandbox"],
+            secrets=tuple(filter(None, [settings["api_key"]])),
+            limits=ToolLimits(**settings["limits"]),
+            log=log,
+        )
+
+    @staticmethod
+    def warm_up() -> None:
+        """Import what a first rollout would import."""
+        import openai  # noqa: F401, PLC0415 - most of a second, paid once where workers are forked from
+
+    async def close(self) -> None:
+        """Close the connections to the endpoint."""
+        if isinstance(self.model, OpenAIChatModel):
+            await self.model.close()
+
+
+@dataclass
+class _SandboxOnDemand:
+    """Makes the sandbox when a tool first asks for it."""
+
+    kind: str
+    spec: SandboxSpec
+    _sandbox: Sandbox | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def open(self) -> Sandbox:
+        async with self._lock:
+            if self._sandbox is None:
+                self._sandbox = await BACKENDS[self.kind].open(self.spec)
+            return self._sandbox
+
+    async def close(self) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+
+class Session:
+    """One rollout over one sample."""
+
+    def __init__(self, sample: Sample, batch_num: int, stage: Stage) -> None:
+        self.sample = sample
+        self.batch_num = batch_num
+        self.stage = stage
+        self.drawn = draw(stage.distribution, stage.config.seed, sample_key(sample))
+        self.kind = "docker" if sample.image and stage.sandbox not in ("modal", "singularity") else stage.sandbox
+        spec = SandboxSpec(stage.config.run_name, rollout_id(stage.config.run_name, sample), sample.image, sample.cwd)
+        self.sandbox = _SandboxOnDemand(self.kind, spec)
+        usable = [name for name in self.drawn if name not in stage.unavailable]
+        self.toolbox = Toolbox(offered(usable), ToolContext(self.sandbox.open, stage.limits), stage.secrets)
+        limits = AgentLimits(max_turns=stage.config.max_turns, log_prefix_chars=stage.config.log_prefix_chars)
+        self.agent = Agent(sample.prompt, stage.model, self.toolbox, limits, self._log_call if stage.config.verbose else None)
+        self.started = time.monotonic()
+
+    async def run(self) -> Row:
+        """Run the rollout and return its row, discarded and failed ones included."""
+        if not self.toolbox.definitions:
+            reasons = "; ".join(f"{name}: {self.stage.unavailable.get(name, '')}" for name in self.drawn)
+            return self.failed(Failure("bad_request", f"no tool is left of the toolsets drawn ({reasons})"))
+        wall = asyncio.timeout(self.stage.config.timeout_seconds)
+        try:
+            async with wall:
+                result = await self.agent.run()
+        except TimeoutError:
+            if not wall.expired():
+                raise
+            seconds = f"{self.stage.config.timeout_seconds:g}"
+            return self.failed(Failure("timeout", f"the rollout took longer than --timeout_seconds={seconds}"))
+        finally:
+            await asyncio.shield(self.sandbox.close())
+        return self._row(result)
+
+    def _log_call(self, text: str) -> None:
+        self.stage.log("call", f"[B{self.batch_num}:P{self.sample.index}] {text}")
+
+    def failed(self, failure: Failure) -> Row:
+        """Return the row of a rollout that gave no result, with what was said and spent until then."""
+        return self._row(self.agent.failed(failure))
+
+    def _row(self, result: AgentResult) -> Row:
+        config = self.stage.config
+        facts = RowFacts(
+            batch_num=self.batch_num,
+            timestamp=datetime.now(UTC).astimezone(),
+            model=config.model,
+            sandbox=self.kind,
+            duration_seconds=time.monotonic() - self.started,
+            toolsets_used=self.drawn,
+            definitions=self.toolbox.definitions,
+        )
+        row = build_row(self.sample, result, facts)
+        wants_reasoning = not (config.reasoning_off or config.keep_no_reasoning)
+        if wants_reasoning and result.failure is None and no_reasoning(row):
+            return discarded_row(row, NO_REASONING)
+        return row
+
+    def summary(self, row: Row) -> dict[str, Any]:
+        """Return what the parent shows and counts of the row, so that it need not parse it."""
+        return {**summary(row), "masked": self.toolbox.masked}
+
+
+def sample_key(sample: Sample) -> str:
+    """Return what a sample asks, as one short text: equal samples draw equal toolsets, wherever they stand."""
+    asked = f"{sample.prompt}\0{sample.image}\0{sample.cwd}"
+    return hashlib.sha256(asked.encode(errors="surrogatepass")).hexdigest()
+
+
+def rollout_id(run_name: str, sample: Sample) -> str:
+    """Return a name for the rollout's sandbox that no other on this machine has."""
+    run = hashlib.sha256(run_name.encode()).hexdigest()[:8]
+    return f"{run}-{sample.index}-{time.monotonic_ns():x}"

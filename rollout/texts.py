@@ -1,0 +1,69 @@
+"""Text and JSON made safe: for UTF-8, for one line, for a log. Pure.
+
+What comes from an endpoint or a dataset may hold lone surrogates, NULs, numbers JSON has not, or thousands of nested
+brackets; behind these functions it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+MAX_JSON_DEPTH = 64  # deeper values break encoders further down the road
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def clean_text(text: str) -> str:
+    """Replace NULs and lone surrogates; paired surrogates become the character they stand for."""
+    if "\0" in text:
+        text = text.replace("\0", _REPLACEMENT)
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def clean_json(value: Any, depth: int = MAX_JSON_DEPTH) -> Any:
+    """Return a JSON value with every text cleaned. Raises ValueError when it is nested deeper than ``depth``."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, (dict, list)) and depth == 0:
+        raise ValueError("nested too deeply")
+    if isinstance(value, dict):
+        return {clean_text(key): clean_json(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clean_json(item, depth - 1) for item in value]
+    return value
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+# Raw control characters inside strings are let through, as many servers send them; NaN, Infinity and 1e999 become null.
+_DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None, parse_float=_finite)
+
+
+def parse_json(text: str) -> Any:
+    """Parse and clean JSON text. Raises ValueError (JSONDecodeError among them), whatever the text."""
+    try:
+        return clean_json(_DECODER.decode(text))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def dump_json(value: Any) -> str:
+    """Return compact JSON text, in UTF-8 characters rather than escapes."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def one_line(text: str, max_chars: int) -> str:
+    """Return a text as one printable line of at most ``max_chars`` characters."""
+    line = " ".join(text[: max_chars * 4].split())
+    line = "".join(char if char.isprintable() else _REPLACEMENT for char in line)
+    return line if len(line) <= max_chars else (line[: max(max_chars - 1, 0)].rstrip() + "…")[:max_chars]

@@ -1,0 +1,126 @@
+"""The private folders of sandboxes on this machine: where they are, whose they are, and how they go.
+
+They live in one folder per user, mode 0700, under the temporary folder. A folder's name tells its owner: the worker's
+pid, its start time, a number. One whose owner is dead is swept, together with the processes that were started for it,
+by whatever run comes next. A folder made in another pid namespace (a container that uses the same temporary folder) is
+left alone: nothing here can tell whether its owner lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandboxes import processes
+from sandboxes.base import SandboxError
+
+_NAME = re.compile(r"(\d+)-(\d+)-\d+")
+_NAMESPACE = Path("/proc/self/ns/pid")
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One sandbox's folder and what is in it."""
+
+    root: Path
+
+    @property
+    def home(self) -> Path:
+        """HOME."""
+        return self.root / "home"
+
+    @property
+    def tmp(self) -> Path:
+        """TMPDIR."""
+        return self.root / "tmp"
+
+    @property
+    def workspace(self) -> Path:
+        """The first working folder."""
+        return self.root / "workspace"
+
+    @property
+    def channel(self) -> Path:
+        """What the worker and the resident shell share; commands have no business there."""
+        return self.root / "channel"
+
+
+def base() -> Path:
+    """Return this user's folder of sandboxes, made when it is not there. Raises SandboxError when it is not ours."""
+    temporary = tempfile.gettempdir()
+    if not re.fullmatch(r"[\w./+-]+", temporary):  # the path stands unquoted in shell text
+        temporary = "/tmp"  # noqa: S108 (the folder below is checked to be ours)
+    path = Path(temporary) / f"batch-runner-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise SandboxError(f"no folder for sandboxes: {error}") from error
+    if path.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise SandboxError(f"{path} is not a private folder of this user; remove it")
+    return path
+
+
+def create() -> Folder:
+    """Make a folder for a new sandbox of this process. Raises SandboxError."""
+    me = processes.process(os.getpid())
+    if me is None:
+        raise SandboxError("/proc does not show this process; sandboxes need a mounted /proc")
+    folder = Folder(base() / f"{me.pid}-{me.start_ticks}-{next(_numbers)}")
+    try:
+        for path in (folder.root, folder.home, folder.tmp, folder.workspace, folder.channel):
+            path.mkdir(mode=0o700)
+        (folder.channel / "namespace").symlink_to(_NAMESPACE.readlink())
+    except OSError as error:
+        remove_tree(folder.root)
+        raise SandboxError(f"no folder for the sandbox: {error}") from error
+    return folder
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder whatever the modes inside; what still resists is left to the next sweep."""
+    shutil.rmtree(path, ignore_errors=True)
+    for folder, names, _ in os.walk(path):  # what is left is looked into once it may be
+        for inner in (Path(folder, name) for name in names):
+            if not inner.is_symlink():
+                with contextlib.suppress(OSError):
+                    inner.chmod(0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep() -> int:
+    """End what dead owners left behind; returns how many sandboxes that was."""
+    where, here = base(), _NAMESPACE.readlink()
+    swept: set[str] = set()
+    for item in processes.own_processes():
+        folder = Path(processes.marked_folder(item.pid))
+        if folder.parent == where and _owner_is_dead(folder.name) and _link(Path(f"/proc/{item.pid}/ns/pid")) == here:
+            processes.kill(item.pid)
+            swept.add(folder.name)
+    for path in where.iterdir():
+        if _owner_is_dead(path.name) and _link(path / "channel" / "namespace") in (here, None):
+            remove_tree(path)
+            swept.add(path.name)
+    return len(swept)
+
+
+def _owner_is_dead(name: str) -> bool:
+    match = _NAME.fullmatch(name)
+    if not match:
+        return False
+    owner = processes.process(int(match[1]))
+    return owner is None or owner.start_ticks != int(match[2])
+
+
+def _link(path: Path) -> Path | None:
+    try:
+        return path.readlink()
+    except OSError:
+        return None

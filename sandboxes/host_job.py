@@ -1,0 +1,125 @@
+"""One command of a resident shell on this machine: its FIFOs, its frames, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from sandboxes import shell
+from sandboxes.base import SandboxFileError
+from sandboxes.fifo import FifoReader, open_fifo
+from sandboxes.output import Collector
+
+LOST_EXIT_CODE = 128 + signal.SIGKILL  # of a command whose watcher is gone: what its shell would have said
+STDIN_SECONDS = 10.0  # how long a write waits for a process that does not read
+
+
+class Job:
+    """A command from before its start until its shell has ended and its output is in.
+
+    Its FIFOs are open when the constructor returns; it raises OSError when they cannot be had.
+    """
+
+    def __init__(self, channel: Path, number: int, collector: Collector, on_change: Callable[[Job], None]) -> None:
+        self.number = number
+        self.frames = shell.Frames()
+        self.started = asyncio.Event()  # its pid is known
+        self.ended = asyncio.Event()
+        self.kill_wanted = False
+        self._collector = collector
+        self._on_change = on_change  # called when the pid is known and at the end
+        self._stdin_fd = -1
+        self._writing = asyncio.Lock()
+        self._writable = asyncio.Event()
+        self._files = {kind: channel / f"{number}.{kind}" for kind in ("cmd", "state", "out", "ctl", "in")}
+        with contextlib.ExitStack() as opened:
+            self.output = FifoReader(self._files["out"], collector.feed, lambda: None)
+            opened.callback(self.output.close)
+            self._control = FifoReader(self._files["ctl"], self._on_frame, self.finish)
+            opened.pop_all()
+
+    @property
+    def exit_code(self) -> int:
+        """The command's exit code, once it has ended."""
+        return LOST_EXIT_CODE if self.frames.exit_code is None else self.frames.exit_code
+
+    @property
+    def lost(self) -> bool:
+        """Whether it ended without a word."""
+        return self.ended.is_set() and self.frames.exit_code is None
+
+    def finish(self) -> None:
+        """Take what it wrote so far and call it ended; what its children write later is thrown away."""
+        if self.ended.is_set():
+            return
+        self.started.set()
+        self.ended.set()
+        self._control.close()
+        self.close_stdin()
+        self.output.drain()
+        self.output.discard()
+        self._collector.feed(b"")
+        for path in self._files.values():
+            path.unlink(missing_ok=True)
+        self._on_change(self)
+
+    def open_stdin(self) -> None:
+        """Make the FIFO that will be the command's stdin. Raises OSError."""
+        self._stdin_fd = open_fifo(self._files["in"], os.O_RDWR)  # to read too: nobody else does yet
+
+    def connect_stdin(self) -> None:
+        """Stay as a writer only, now that the command reads, so that its end is noticed."""
+        reading_too = self._stdin_fd
+        try:
+            self._stdin_fd = os.open(self._files["in"], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # it has ended, or closed its stdin, already
+            self._stdin_fd = -1
+        os.close(reading_too)
+
+    async def write(self, data: bytes) -> None:
+        """Write to the command's stdin. Raises SandboxFileError when that is closed or not read."""
+        rest = memoryview(data)
+        try:
+            async with asyncio.timeout(STDIN_SECONDS), self._writing:
+                while rest:
+                    rest = rest[await self._write_some(rest) :]
+        except TimeoutError:
+            raise SandboxFileError("the process does not read its stdin") from None
+        except OSError as error:
+            self.close_stdin()
+            raise SandboxFileError("the process has closed its stdin") from error
+
+    def close_stdin(self) -> None:
+        """End the command's stdin."""
+        if self._stdin_fd >= 0:
+            asyncio.get_running_loop().remove_writer(self._stdin_fd)
+            os.close(self._stdin_fd)
+            self._stdin_fd = -1
+            self._writable.set()
+
+    async def _write_some(self, data: memoryview) -> int:
+        if self._stdin_fd < 0:
+            raise SandboxFileError("stdin is closed")
+        try:
+            return os.write(self._stdin_fd, data)
+        except BlockingIOError:
+            self._writable.clear()
+            asyncio.get_running_loop().add_writer(self._stdin_fd, self._on_writable)
+            await self._writable.wait()
+            return 0
+
+    def _on_writable(self) -> None:
+        asyncio.get_running_loop().remove_writer(self._stdin_fd)
+        self._writable.set()
+
+    def _on_frame(self, data: bytes) -> None:
+        self.frames.feed(data)
+        if self.frames.exit_code is not None:
+            self.finish()
+        elif self.frames.pid and not self.started.is_set():
+            self.started.set()
+            self._on_change(self)

@@ -1,0 +1,81 @@
+"""Commands run on this machine as this user. **This isolates nothing.**
+
+A rollout gets a working folder, HOME and TMPDIR of its own, an environment without the host's variables, and sessions
+and process groups that end with it. It can read and change whatever this user can: other files, other processes, other
+sandboxes, the network (``SandboxSpec.network`` has no effect), and the environment of other processes through /proc.
+The guard refuses commands that are plainly meant to harm the host; it is a net for accidents, not a wall.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from functools import partial
+from pathlib import Path
+
+from sandboxes import environment, folders, processes
+from sandboxes.base import SandboxError, SandboxSpec
+from sandboxes.folders import Folder
+from sandboxes.guard import guard
+from sandboxes.host_sandbox import HostSandbox, Plan
+from sandboxes.resident import launch
+
+
+class LocalBackend:
+    """See the Backend protocol."""
+
+    name = "local"
+    takes_images = False
+
+    def unavailable(self) -> str:
+        """See the protocol."""
+        return "" if Path("/proc/self/stat").exists() else "sandbox local needs Linux with a mounted /proc"
+
+    async def open(self, spec: SandboxSpec) -> HostSandbox:
+        """See the protocol. An absolute ``spec.cwd`` must be there; a relative one is made in the working folder."""
+        if spec.cwd.startswith("/") and not Path(spec.cwd).is_dir():
+            raise SandboxError(f"working folder {spec.cwd} does not exist; sandbox local does not make it")
+        folder = folders.create()
+        with contextlib.ExitStack() as undo:
+            undo.callback(folders.remove_tree, folder.root)
+            workspace = folder.workspace / spec.cwd
+            try:
+                workspace.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SandboxError(f"working folder {spec.cwd} cannot be made: {error}") from error
+            sandbox = HostSandbox(_plan(self.name, folder, spec, str(workspace)))
+            undo.pop_all()
+        await sandbox.open()
+        return sandbox
+
+    def sweep(self) -> int:
+        """See the protocol."""
+        return folders.sweep()
+
+
+def _plan(kind: str, folder: Folder, spec: SandboxSpec, workspace: str) -> Plan:
+    command_shell = shutil.which("bash") or "/bin/sh"
+    channel = str(folder.channel)
+    resident = [command_shell, f"{channel}/resident", channel, command_shell, str(folder.root)]
+    real_home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
+    return Plan(
+        kind=kind,
+        folder=folder,
+        launch=partial(launch, resident, {"HOME": str(folder.home)}),  # by which its processes are found
+        destroy=partial(_destroy, folder),
+        environment=environment.variables(spec, home=str(folder.home), tmp=str(folder.tmp)),
+        workspace=workspace,
+        channel=channel,
+        restartable=True,
+        refuse=lambda command, cwd: guard(command, home=real_home, cwd=cwd),
+    )
+
+
+def _destroy(folder: Folder, residents: list[subprocess.Popen[bytes]]) -> None:
+    for resident in residents:
+        os.kill(resident.pid, signal.SIGKILL)  # before it cleans up itself, which costs it more
+        processes.kill_all(folder.root, session=resident.pid)
+        resident.wait()
