@@ -107,7 +107,7 @@ class BatchRunner:
             if self.config.resume:
                 self._tell_resume(run_dir.past, plan, pending)
             self._work(leg, plan, pending)
-            rows = run_dir.scan()
+            run_dir.scan_own(rows)
             match = match_rows(plan.dataset.keys, rows)
         elif self.config.resume:
             self.console.log("info", f"all {len(plan.dataset)} samples are done already; nothing is asked again")

@@ -20,8 +20,10 @@ _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "
 _MAX_DEPTH = 12  # deeper, and around a recursive $ref, any value goes
 # Without these separators the model is held to compact JSON, which is not its habit, and writes nonsense.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_TEXT = r"/[\p{L}0-9\x22'*-][^{\n]*(\n(.|\n)*)?/"  # no { in the first line: that is where a sham call would be
-_THINK = r'"<think>\n" /[^<\n]{10,240}/ "\n</think>\n"'
+_INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a model may write zeros without end
+# Prose: no line begins with { or <, where a sham call or a made-up result would be.
+_TEXT = r"/[\p{L}0-9\x22'*-][^\n]*(\n+[^{<\n][^\n]*)*\n*/"
+_THINK = r'"<think>\n" /[\p{L}][^<{\n]{10,240}/ "\n</think>\n"'
 
 
 def call_grammar(tools: Mapping[str, Schema], *, think: bool, text: bool) -> str:
@@ -35,11 +37,11 @@ def call_grammar(tools: Mapping[str, Schema], *, think: bool, text: bool) -> str
         rules.append(f"arguments{number}: %json {json.dumps(argument_schema(schema))}")
         rules.append(f'call{number}: {opening} arguments{number} "}}"')
         choices.append(f"call{number}")
-    if text:
-        rules.append(f"text: {_TEXT}")
-        choices.append("text")
+    rules.append(f"text: {_TEXT}")
     rules.append(f"think: {_THINK}")
-    rules.append(f"start: {'think ' if think else ''}({' | '.join(choices)})")
+    call = f"({' | '.join(choices)})" if choices else ""
+    reply = {(True, True): f"{call} | text {call}?", (True, False): call}.get((bool(choices), text), "text")
+    rules.append(f"start: {'think ' if think else ''}({reply})")
     return "\n".join(["%llguidance {}", *rules, ""])
 
 
@@ -58,6 +60,8 @@ def _plain(schema: Any, definitions: Schema, depth: int) -> Schema:
     if isinstance(reference, str):
         return _plain(definitions.get(reference.rpartition("/")[2]), definitions, depth - 1)
     plain = {key: schema[key] for key in _PLAIN_KEYWORDS if _usable(key, schema.get(key))}
+    if plain.get("type") == "integer":
+        plain = {**_INTEGER_RANGE, **plain}
     if isinstance(properties := schema.get("properties"), dict):
         plain["properties"] = {str(name): _plain(value, definitions, depth - 1) for name, value in properties.items()}
         plain["additionalProperties"] = False

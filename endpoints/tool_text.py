@@ -29,11 +29,13 @@ _INSTRUCTIONS = """\
 
 {tools}
 
-To use a tool, answer with one JSON object and nothing else:
-{{"name": "tool name", "arguments": {{"argument": "value"}}}}
-You then get its result. When the task is done, answer the user in plain text, with the values found."""
+To use a tool, answer with one JSON object and nothing else, for example:
+{example}
+You then get its result in <tool_response></tool_response>. Do all that was asked, step by step, with the tools. When \
+everything is done, answer the user in plain text.
+Before the first step, say in one sentence between <think> and </think> what has to be done."""
 _THINK = re.compile(r"\A<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
-_CALL = re.compile(r'\A\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\Z', re.DOTALL)
+_CALL = re.compile(r'^\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\Z', re.DOTALL | re.MULTILINE)
 
 
 class BadRequestError(ValueError):
@@ -54,7 +56,7 @@ def fold(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[Js
     system = [_text(message) for message in messages if message.get("role") in {"system", "developer"}]
     if tools:
         signatures = "\n".join(_signature(tool["function"]) for tool in tools)
-        system = [*(system or [_DEFAULT_SYSTEM]), _INSTRUCTIONS.format(tools=signatures)]
+        system = [*(system or [_DEFAULT_SYSTEM]), _INSTRUCTIONS.format(tools=signatures, example=_example(tools[0]["function"]))]
     folded = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     for message in messages:
         match message.get("role"):
@@ -100,9 +102,9 @@ def unfold(text: str, *, call_id: str, cut: bool) -> tuple[JsonObject, str]:
     if thought:
         message["reasoning_content"] = thought[1].strip()
         text = text[thought.end() :]
-    call = _CALL.match(text.strip())
+    call = _CALL.search(text.rstrip())
+    message["content"] = text[: call.start() if call else None].strip() or None
     if call is None:
-        message["content"] = text.strip()
         return message, "length" if cut else "stop"
     arguments = call[2]
     if not cut:
@@ -131,6 +133,15 @@ def _signature(function: JsonObject) -> str:
     return f"{function['name']}({arguments}): {' '.join(str(function.get('description') or '').split())}"
 
 
+def _example(function: JsonObject) -> str:
+    required = (function.get("parameters") or {}).get("required") or []
+    return _call_text(function["name"], json.dumps(dict.fromkeys(required, "...")))
+
+
+def _call_text(name: Any, arguments: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+
+
 def _type(schema: Any) -> str:
     if not isinstance(schema, dict):
         return "any"
@@ -146,7 +157,7 @@ def _said(message: JsonObject) -> str:
     for function in calls:
         arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        lines.append(f'{{"name": {json.dumps(function.get("name"))}, "arguments": {text or "{}"}}}')
+        lines.append(_call_text(function.get("name"), text or "{}"))
     return "\n".join(lines)
 
 

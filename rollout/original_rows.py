@@ -38,7 +38,7 @@ _BLANK: Row = {
 
 def complete_row(row: Row) -> bool:
     """Give a finished row all keys and types of ours, in place, and no others; False when there is nothing to do."""
-    if outcome(row) in ("failed", "discarded"):
+    if outcome(row) in ("failed", "discarded") or _has_our_keys(row):
         return False
     shaped = {
         **_shaped(row, _BLANK),
@@ -51,6 +51,17 @@ def complete_row(row: Row) -> bool:
     row.clear()
     row.update({key: shaped[key] for key in KEYS})
     return True
+
+
+def _has_our_keys(row: Row) -> bool:
+    """Tell a row of ours by its keys, which is quick: nearly all rows are ours, and those have the right types."""
+    if tuple(row) != KEYS:
+        return False
+    columns = ((name, _BLANK[name].keys()) for name in ("metadata", "tool_stats", "tool_error_counts"))
+    if not all(isinstance(row[name], dict) and row[name].keys() == keys for name, keys in columns):
+        return False
+    turns = _list(row["conversations"])
+    return bool(turns) and all(isinstance(turn, dict) and ("tool_calls" in turn) == (turn.get("from") == "gpt") for turn in turns)
 
 
 def _shaped(value: Any, blank: Any) -> Any:

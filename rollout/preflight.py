@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from model_tools import toolset_availability
@@ -36,14 +37,16 @@ def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
     """Check the run. Raises PreflightError, DatasetError, DistributionError."""
     distribution = load_distribution(config.distribution)
     limits = tool_limits(environ)
-    dataset = Dataset.open(config.dataset_file, config.max_samples)
-    sandbox, warning = _choose_sandbox(config, dataset)
     unavailable = unavailable_toolsets()
     missing = {name: unavailable[name] for name in distribution.probabilities if name in unavailable}
     if len(missing) == len(distribution.probabilities):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise PreflightError(f"distribution {distribution.name!r} leaves no toolset that works here ({reasons})")
     warnings = [f"toolset {name} is not available: {reason}" for name, reason in missing.items()]
+    with ExitStack() as on_error:
+        dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples))
+        sandbox, warning = _choose_sandbox(config, dataset)
+        on_error.pop_all()
     return Plan(dataset, distribution, unavailable, sandbox, limits, tuple(filter(None, [warning, *warnings])))
 
 

@@ -5,7 +5,8 @@ one sample's, and the last of them counts; under different ones they are differe
 which one is done leave two, wherever the lines of the dataset have moved to. Where several rows fit, the one with the
 sample's own index wins. A row that does not say its image and cwd (the original's) fits any, after those that do.
 
-Memory: 9 bytes a sample, and for the time of the call about 80 a row that is not found under its own index.
+Memory: 9 bytes a sample; and for the time of the call about 80 for each row that is not found under its own index, and
+for each sample it may then belong to.
 """
 
 from __future__ import annotations

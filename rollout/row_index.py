@@ -70,17 +70,30 @@ def scan_rows(folder: Path) -> RowIndex:
     """Index the rows of all batch files. Raises RunDirError when one cannot be read."""
     rows = RowIndex()
     for batch_num in batch_numbers(folder, rows.problems):
-        path = folder / batch_name(batch_num)
-        with explained(f"read {path}"), path.open("rb", buffering=_BUFFER_BYTES) as file:
-            for number, offset, line in read_lines(file):
-                if line.isspace():
-                    continue
-                try:
-                    rows.add((batch_num, offset, len(line.rstrip())), parse_object(line))
-                except ValueError as error:
-                    what = f"{error}; ignored" if line.endswith(b"\n") else "cut in the middle; its sample runs again"
-                    rows.problems.add(f"{path}:{number}: {what}")
+        _scan_batch(folder, batch_num, rows)
     return rows
+
+
+def scan_later_rows(folder: Path, first_batch: int, rows: RowIndex) -> None:
+    """Add the rows of batches from ``first_batch`` on, of which ``rows`` must have none. Raises RunDirError."""
+    if len(rows) and rows.batches[-1] >= first_batch:
+        raise ValueError("rows of these batches are indexed already")
+    for batch_num in batch_numbers(folder, Problems()):
+        if batch_num >= first_batch:
+            _scan_batch(folder, batch_num, rows)
+
+
+def _scan_batch(folder: Path, batch_num: int, rows: RowIndex) -> None:
+    path = folder / batch_name(batch_num)
+    with explained(f"read {path}"), path.open("rb", buffering=_BUFFER_BYTES) as file:
+        for number, offset, line in read_lines(file):
+            if line.isspace():
+                continue
+            try:
+                rows.add((batch_num, offset, len(line.rstrip())), parse_object(line))
+            except ValueError as error:
+                what = f"{error}; ignored" if line.endswith(b"\n") else "cut in the middle; its sample runs again"
+                rows.problems.add(f"{path}:{number}: {what}")
 
 
 def _row_key(row: JsonObject) -> bytes:
@@ -95,12 +108,14 @@ def _row_key(row: JsonObject) -> bytes:
 
 def _row_prompt(row: JsonObject) -> str:
     """Return what was asked: the first human turn, else the ``prompt``, else the first message of the user."""
-    said = [_first(row.get("conversations"), "from", "human", "value")]
-    said += [row.get("prompt"), _first(row.get("messages"), "role", "user", "content")]
-    for value in said:
-        if value is not None:
-            return prompt_text(value)
-    raise ValueError("a row without a prompt")
+    said = _first(row.get("conversations"), "from", "human", "value")
+    if said is None:
+        said = row.get("prompt")
+    if said is None:
+        said = _first(row.get("messages"), "role", "user", "content")
+    if said is None:
+        raise ValueError("a row without a prompt")
+    return prompt_text(said)
 
 
 def _first(turns: Any, key: str, wanted: str, text: str) -> Any:

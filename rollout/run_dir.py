@@ -25,7 +25,7 @@ from rollout.files import RunDirError, explained, replaced, sweep, sync_folder
 from rollout.jsonl import JsonObject, Problems
 from rollout.merge import TRAJECTORIES, MergeReport, MergeRules, merge_rows
 from rollout.resume import Match
-from rollout.row_index import RowIndex, scan_rows
+from rollout.row_index import RowIndex, scan_later_rows, scan_rows
 from rollout.run_lock import RunLock
 
 __all__ = ["DATA", "RunDir", "RunDirError", "check_run"]
@@ -122,6 +122,10 @@ class RunDir:
     def scan(self) -> RowIndex:
         """Read all batch files once. Raises RunDirError."""
         return scan_rows(self.path)
+
+    def scan_own(self, rows: RowIndex) -> None:
+        """Add what this process has written to what ``scan`` found before; once, at the end. Raises RunDirError."""
+        scan_later_rows(self.path, self.first_batch, rows)
 
     def start_checkpoint(self, config: JsonObject, dataset: DatasetFacts, rows: RowIndex, match: Match) -> Checkpoint:
         """Return the checkpoint of this leg: all that is recorded already, nothing new. ``config`` has no secrets."""

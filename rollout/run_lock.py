@@ -100,7 +100,7 @@ def _claim_pid_file(folder: Path) -> None:
             _remove_if_dead(path)
             continue
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(_identity(os.getpid()))
+            file.write(f"{os.getpid()} {socket.gethostname()} {_start_of(os.getpid())}")
         return
 
 
@@ -108,21 +108,26 @@ def _remove_if_dead(path: Path) -> None:
     """Remove the pid file of a dead process. Raises RunDirError when its owner lives, or may live."""
     with suppress(FileNotFoundError):
         owner = path.read_text(encoding="utf-8", errors="replace")
-        pid, _, host = owner.partition(" ")
-        if not pid.isdecimal() or not host.startswith(f"{socket.gethostname()} "):
+        pid, _, rest = owner.partition(" ")
+        host, _, start = rest.rpartition(" ")
+        if not pid.isdecimal() or host != socket.gethostname():
             raise RunDirError(f"{path} says that a process ({owner or 'unknown'}) runs this run; if not so, remove it")
-        if _identity(int(pid)) == owner:
+        if start == _start_of(int(pid)) != "":
             raise _taken(path.parent, pid)
         path.unlink()
 
 
-def _identity(pid: int) -> str:
-    """Return ``pid host start``: the time a process started tells it from a later one with the same pid."""
-    start = "gone"
-    with suppress(OSError):
-        os.kill(pid, 0)
-        start = "alive"
-    with suppress(OSError):
+def _start_of(pid: int) -> str:
+    """Return when a process started, which tells it from a later one with the same pid; "" when there is none."""
+    try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        start = stat.rpartition(")")[2].split()[19]
-    return f"{pid} {socket.gethostname()} {start}"
+        return stat.rpartition(")")[2].split()[19]
+    except OSError:  # no such process, or a system without /proc
+        pass
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return "alive"
+    except OSError:
+        return ""
+    return "alive"

@@ -19,12 +19,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from rollout.secrecy import without_secrets
 
+WORKER_EXIT_SECONDS = 5.0  # what workers get to close their sandboxes once the parent has let go of them
 _ROOT = Path(__file__).resolve().parent.parent
 _MESSAGE_BYTES = 4096
 
@@ -73,10 +76,10 @@ class Spawner:
         return json.loads(data) if data else None
 
     def close(self) -> None:
-        """End the process; workers that still run see it by their own sockets."""
+        """End the process, after its workers, whose sockets must be closed by now; what does not end is killed."""
         self.control.close()
         try:
-            self.process.wait(timeout=5)
+            self.process.wait(timeout=2 * WORKER_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -91,15 +94,31 @@ class _Nursery:
 
     def serve(self) -> None:
         self.selector.register(self.control, selectors.EVENT_READ)
-        while True:
+        while self.selector.get_map():
             for key, _ in self.selector.select():
-                if key.fileobj is self.control:
-                    message, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 1)
-                    if not message:
-                        return
-                    self._fork(json.loads(message)["spawn"], descriptors[0])
-                else:
+                if key.fileobj is not self.control:
                     self._reap(key.fd, *key.data)
+                elif request := self._receive():
+                    self._fork(*request)
+                else:
+                    self.selector.unregister(self.control)
+                    self._see_workers_out()
+
+    def _receive(self) -> tuple[int, int] | None:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 1)
+        except ConnectionError:
+            return None
+        return (json.loads(message)["spawn"], descriptors[0]) if message else None
+
+    def _see_workers_out(self) -> None:
+        """Wait for the workers, which have lost their parent too; kill what takes too long."""
+        deadline = time.monotonic() + WORKER_EXIT_SECONDS
+        while self.selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in self.selector.select(left):
+                self._reap(key.fd, *key.data)
+        for key in list(self.selector.get_map().values()):
+            os.kill(key.data[1], signal.SIGKILL)
 
     def _fork(self, number: int, descriptor: int) -> None:
         pid = os.fork()
@@ -118,10 +137,8 @@ class _Nursery:
         self._report({"number": number, "exit": os.waitstatus_to_exitcode(status)})
 
     def _report(self, message: dict[str, int]) -> None:
-        try:
+        with suppress(OSError):  # the parent is gone, which the next receive will tell
             self.control.send(json.dumps(message).encode())
-        except ConnectionError:
-            sys.exit(0)  # the parent is gone
 
 
 def _become_worker(descriptor: int) -> None:

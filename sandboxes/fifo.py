@@ -7,6 +7,7 @@ is open. Reading is fair: who floods is read at a pace that leaves most of the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import stat
@@ -22,13 +23,22 @@ _F_GETPIPE_SZ = 1032
 
 
 def open_fifo(path: Path, flags: int) -> int:
-    """Make a FIFO and open it without waiting, following no link."""
-    os.mkfifo(path, 0o600)
+    """Open a FIFO without waiting and following no link; make it when it is not there."""
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(path, 0o600)
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(f"{path} is no FIFO")
     return fd
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Make ``data`` the content of a small file. Some file systems make a cut to nothing expensive: none is made."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb", buffering=0) as file:  # noqa: PTH123 (a descriptor, no path)
+        file.write(data)
+        file.truncate(len(data))
 
 
 class FifoReader:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from sandboxes import shell
 from sandboxes.base import SandboxFileError
@@ -18,28 +18,42 @@ LOST_EXIT_CODE = 128 + signal.SIGKILL  # of a command whose watcher is gone: wha
 STDIN_SECONDS = 10.0  # how long a write waits for a process that does not read
 
 
+class JobOwner(Protocol):
+    """Who is told of a job's life."""
+
+    def job_started(self, job: Job) -> None:
+        """Its pid is known."""
+
+    def job_ended(self, job: Job) -> None:
+        """Its shell has ended; its output is in."""
+
+    def job_released(self, job: Job) -> None:
+        """Its watcher has ended too: nothing of it will be heard any more."""
+
+
 class Job:
     """A command from before its start until its shell has ended and its output is in.
 
-    Its FIFOs are open when the constructor returns; it raises OSError when they cannot be had.
+    Its FIFOs are open when the constructor returns; it raises OSError when they cannot be had. The files of its slot
+    are kept for the next command where they can be: making them would cost more than anything else done here.
     """
 
-    def __init__(self, channel: Path, number: int, collector: Collector, on_change: Callable[[Job], None]) -> None:
-        self.number = number
+    def __init__(self, channel: Path, slot: int, collector: Collector, owner: JobOwner) -> None:
+        self.slot = slot
         self.frames = shell.Frames()
-        self.started = asyncio.Event()  # its pid is known
+        self.started = asyncio.Event()  # its pid is known, or never will be
         self.ended = asyncio.Event()
         self.kill_wanted = False
         self._collector = collector
-        self._on_change = on_change  # called when the pid is known and at the end
+        self._owner = owner
         self._stdin_fd = -1
         self._writing = asyncio.Lock()
         self._writable = asyncio.Event()
-        self._files = {kind: channel / f"{number}.{kind}" for kind in ("cmd", "state", "out", "ctl", "in")}
+        self._files = {kind: channel / f"{slot}.{kind}" for kind in ("cmd", "state", "out", "ctl", "in")}
         with contextlib.ExitStack() as opened:
             self.output = FifoReader(self._files["out"], collector.feed, lambda: None)
             opened.callback(self.output.close)
-            self._control = FifoReader(self._files["ctl"], self._on_frame, self.finish)
+            self._control = FifoReader(self._files["ctl"], self._on_frame, self.release)
             opened.pop_all()
 
     @property
@@ -52,20 +66,31 @@ class Job:
         """Whether it ended without a word."""
         return self.ended.is_set() and self.frames.exit_code is None
 
+    @property
+    def slot_is_free(self) -> bool:
+        """Whether nobody can write to its FIFOs any more, so that another command may have them."""
+        return not self.lost and not self.output.is_open and not self._control.is_open
+
     def finish(self) -> None:
         """Take what it wrote so far and call it ended; what its children write later is thrown away."""
         if self.ended.is_set():
             return
         self.started.set()
         self.ended.set()
-        self._control.close()
         self.close_stdin()
         self.output.drain()
         self.output.discard()
         self._collector.feed(b"")
-        for path in self._files.values():
-            path.unlink(missing_ok=True)
-        self._on_change(self)
+        self._owner.job_ended(self)
+
+    def release(self) -> None:
+        """Finish, and listen no more."""
+        self.finish()
+        self._control.close()
+        for kind, path in self._files.items():
+            if kind == "in" or not self.slot_is_free:
+                path.unlink(missing_ok=True)
+        self._owner.job_released(self)
 
     def open_stdin(self) -> None:
         """Make the FIFO that will be the command's stdin. Raises OSError."""
@@ -122,4 +147,4 @@ class Job:
             self.finish()
         elif self.frames.pid and not self.started.is_set():
             self.started.set()
-            self._on_change(self)
+            self._owner.job_started(self)

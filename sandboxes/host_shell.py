@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sandboxes import shell
 from sandboxes.base import SandboxError
-from sandboxes.fifo import FifoReader
+from sandboxes.fifo import FifoReader, overwrite
 from sandboxes.host_job import Job
 from sandboxes.output import Collector
 from sandboxes.resident import Resident
@@ -44,7 +44,8 @@ class HostShell:
         self._inner_channel = inner_channel
         self._restartable = restartable
         self._loop = asyncio.get_running_loop()
-        self._numbers = itertools.count(1)
+        self._new_slots = itertools.count(1)
+        self._free_slots: list[int] = []
         self._jobs: set[Job] = set()
         self._lingering: deque[FifoReader] = deque()
         self._resident: Resident | None = None
@@ -79,18 +80,18 @@ class HostShell:
         ``stdin``: with a stdin to write to; ``keep``: ask for its variables and folder at its end. Raises SandboxError.
         """
         await self.ensure_alive()
-        number = next(self._numbers)
+        slot = self._free_slots.pop() if self._free_slots else next(self._new_slots)
         try:
-            (self._channel / f"{number}.cmd").write_bytes(command)
-            (self._channel / f"{number}.state").write_bytes(shell.begin(self._inner_channel, number, state, keep=keep))
-            job = Job(self._channel, number, collector, self._on_change)
+            overwrite(self._channel / f"{slot}.cmd", command)
+            overwrite(self._channel / f"{slot}.state", shell.begin(self._inner_channel, slot, state, keep=keep))
+            job = Job(self._channel, slot, collector, self)
             self._jobs.add(job)
             if stdin:
                 job.open_stdin()
         except OSError as error:
             raise SandboxError(f"the sandbox's folder cannot be used: {error}") from error
-        source = f"{self._inner_channel}/{number}.in" if stdin else "/dev/null"
-        self._send(f"run {number} {source} {'keep' if keep else 'drop'}")
+        source = f"{self._inner_channel}/{slot}.in" if stdin else "/dev/null"
+        self._send(f"run {slot} {source} {'keep' if keep else 'drop'}")
         return job
 
     def want_killed(self, job: Job) -> None:
@@ -123,38 +124,45 @@ class HostShell:
         """Let go of everything, at which the resident ends; commands that run end as lost."""
         self._closed = True
         for job in list(self._jobs):
-            job.finish()
+            job.release()
         while self._lingering:
             self._lingering.popleft().close()
         if self._resident:
             self._resident.let_go()
 
-    def _send(self, line: str) -> None:
-        if self._resident:
-            self._resident.send(line)
+    def job_started(self, job: Job) -> None:
+        """Kill at last what was to be killed before it had a pid."""
+        if job.kill_wanted:
+            self.want_killed(job)
 
-    def _on_change(self, job: Job) -> None:
-        if not job.ended.is_set():
-            if job.kill_wanted:
-                self.want_killed(job)
-            return
-        self._jobs.discard(job)
+    def job_ended(self, job: Job) -> None:
+        """Keep an eye on the output that its children still hold."""
         self._lingering = deque(reader for reader in self._lingering if reader.is_open)
         if job.output.is_open:
             self._lingering.append(job.output)
         if len(self._lingering) > MAX_LINGERING:
             self._lingering.popleft().close()
 
+    def job_released(self, job: Job) -> None:
+        """Let another command have its files."""
+        self._jobs.discard(job)
+        if job.slot_is_free:
+            self._free_slots.append(job.slot)
+
+    def _send(self, line: str) -> None:
+        if self._resident:
+            self._resident.send(line)
+
     def _on_death(self) -> None:
         """Commands go on without the resident; only who was not started yet never will be."""
         for job in self._jobs:
-            if not job.frames.pid:
+            if not job.started.is_set():
                 self._loop.call_later(LOST_SECONDS, _give_up, job)
 
 
 def _give_up(job: Job) -> None:
-    if not job.frames.pid:
-        job.finish()
+    if not job.started.is_set():
+        job.release()
 
 
 async def _ends(job: Job) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARKERS = (b"HOME=", b"TMPDIR=")
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
 @dataclass(frozen=True)
@@ -26,44 +27,47 @@ class Process:
     group: int
     session: int
     start_ticks: int  # since boot: tells a process from a later one with the same pid
+    uid: int
 
 
 def process(pid: int) -> Process | None:
-    """Look one up; None when it is gone, or a zombie."""
-    try:
-        line = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
+    """Look one up; None when it is gone, a zombie, or a thread of the kernel."""
+    line, uid = _read(f"/proc/{pid}/stat")
     fields = line.rpartition(b") ")[2].split()  # the name before it may hold anything
-    if fields[0] in b"ZX":
+    if not fields or fields[0] in b"ZX" or int(fields[6]) & _KERNEL_THREAD:
         return None
-    return Process(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    return Process(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), uid)
 
 
 def own_processes() -> Iterator[Process]:
     """Yield every living process of this user but the caller."""
     uid, me = os.getuid(), os.getpid()
-    with os.scandir("/proc") as entries:
-        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
-    for pid in sorted(pids):
-        try:
-            mine = pid != me and Path(f"/proc/{pid}").stat().st_uid == uid
-        except OSError:
-            continue
-        if mine and (found := process(pid)):
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208 (names are all)
+        found = process(pid)
+        if found and found.uid == uid and pid != me:
             yield found
 
 
 def marked_folder(pid: int) -> str:
     """Return the parent of the HOME or TMPDIR a process was started with, "" when it has neither."""
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return ""
-    for entry in environ.split(b"\0"):
+    for entry in _read(f"/proc/{pid}/environ")[0].split(b"\0"):
         if entry.startswith(MARKERS):
             return os.path.dirname(os.fsdecode(entry.partition(b"=")[2]))  # noqa: PTH120 (any bytes, no path of ours)
     return ""
+
+
+def _read(path: str) -> tuple[bytes, int]:
+    """Return a small file's content and owner, nothing when it cannot be read. Called often: no more than needed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b"", -1
+    try:
+        return os.read(fd, 1 << 18), os.fstat(fd).st_uid
+    except OSError:  # it went between the two
+        return b"", -1
+    finally:
+        os.close(fd)
 
 
 def kill_all(folder: Path, session: int) -> None:

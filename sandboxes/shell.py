@@ -5,7 +5,7 @@ text itself: every command gets a fresh shell, in a process group of its own whe
 resident's descriptors and variables. What a transport must provide is a *channel folder* the resident can see:
 
 ======================  ================================================================================================
-``N.cmd``               the text of command number N
+``N.cmd``               the text of the command in slot N
 ``N.state``             shell text that runs before it: ``begin()``
 ``save``                shell text that runs after it: ``SAVE``
 ``N.out``               where its output goes, stdout and stderr merged (a FIFO)
@@ -42,7 +42,7 @@ case $name in bash) get='<' ;; *) get="$(command -v cat) " ;; esac
 
 run() { # number, stdin, keep or drop
     text=". $channel/$1.state 2>/dev/null; eval \"\$($get$channel/$1.cmd)\""
-    [ "$3" = keep ] && text="$text; set -- \$? $1; . $channel/save"
+    [ "$3" = keep ] && text="$text; set -- \$? $1 said; . $channel/save"
     (
         exec 3>"$channel/$1.ctl"
         $own "$shell" -c "$text" "$name" <"$2" >"$channel/$1.out" 2>&1 3>&-
@@ -172,7 +172,7 @@ def begin(channel: str, number: int, state: bytes, *, keep: bool) -> bytes:
     """
     control = f"{channel}/{number}.ctl"
     start = f"unset HOME BASH_EXECUTION_STRING\nprintf 'p%s %s\\000' $$ $PPID >{control}\n"
-    end = f"trap '{_SAY_STATE}{control}' EXIT\n" if keep else ""
+    end = f"trap '[ \"${{3-}}\" = said ] || {_SAY_STATE}{control}' EXIT\n" if keep else ""
     return encode(start) + state + encode(end)
 
 

@@ -111,10 +111,10 @@ def _chain(view: View, old: str, new: str) -> Iterator[Found]:
     def found(strategy: str, spans: list[Span]) -> Found:
         return Found(view, strategy, old, new, tuple(spans))
 
-    yield found("exact", _occurrences(view.text, old))
+    yield found("exact", [span for span in _occurrences(view.text, old) if not _splits_indentation(view, span[0])])
     yield found("line_trimmed", _blocks(view, old, str.strip))
     yield found("whitespace_normalized", _pattern_matches(view, _any_blanks(old)))
-    yield found("indentation_flexible", _blocks(view, old, lambda line: " ".join(line.split())))
+    yield found("indentation_flexible", _blocks(view, old, _loose))
     decoded = _decoded(old, new)
     if decoded[0] != old:
         spans = _occurrences(view.text, decoded[0]) or _blocks(view, decoded[0], str.strip)
@@ -123,7 +123,7 @@ def _chain(view: View, old: str, new: str) -> Iterator[Found]:
     yield found("trimmed_boundary", _blocks(view, old, str.strip))
     if not (old.isascii() and view.text.isascii()):
         spans = _pattern_matches(view, "".join(_TYPED.get(token, re.escape(token)) for token in _typed_tokens(old)))
-        yield found("unicode_normalized", spans or _blocks(view, old, lambda line: line.translate(_FOLDED).strip()))
+        yield found("unicode_normalized", spans or _blocks(view, old, lambda line: _loose(line.translate(_FOLDED))))
     if len(view.lines) <= MAX_LIKENESS_LINES:
         yield replace(found("block_anchor", _anchored(view, old)), by_likeness=True)
         yield replace(found("context_aware", _similar(view, old)), by_likeness=True)
@@ -136,6 +136,16 @@ def _occurrences(text: str, wanted: str) -> list[Span]:
         spans.append((at, at + len(wanted)))
         at = text.find(wanted, at + 1)
     return spans
+
+
+def _splits_indentation(view: View, offset: int) -> bool:
+    """Tell whether an offset is between the blanks a line starts with: the text there is indented in another way."""
+    before = view.text[view.text.rfind("\n", 0, offset) + 1 : offset]
+    return bool(before) and not before.strip(" \t") and view.text[offset] in " \t"
+
+
+def _loose(line: str) -> str:
+    return " ".join(line.split())
 
 
 def _lines_of(old: str) -> tuple[list[str], bool]:
@@ -158,7 +168,7 @@ def _blocks(view: View, old: str, key: Callable[[str], str]) -> list[Span]:
 
 
 def _any_blanks(old: str) -> str:
-    return "[ \\t]+".join(re.escape(part) for part in re.split("[ \\t]+", old))
+    return "(?<![ \\t])" * old.startswith((" ", "\t")) + "[ \\t]+".join(map(re.escape, re.split("[ \\t]+", old)))
 
 
 def _typed_tokens(old: str) -> list[str]:

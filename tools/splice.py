@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from tools.fuzzy import Found, MatchError, Span, View, find
 
+_STEPS = (2, 3, 4, 8)  # blanks a level of indentation may have; others align something
 _DEFAULT_STEP = 4
 _SHOWN_PLACES = 10
 
@@ -95,16 +96,22 @@ def _replacement(found: Found, span: Span, own: str) -> str:
     if len(own_lines) < len(old_lines):  # the file ends without the last line end that was asked for
         own_lines, own_ends = [*own_lines, ""], [*own_ends, ""]
     within_line = not view.starts_line(span[0])
-    pairs = list(zip(old_lines, own_lines, strict=True))[int(within_line) :]
-    indented = _indenter(pairs, new_lines, view.lines)
+    indented = _indenter(list(zip(old_lines, own_lines, strict=True))[int(within_line) :], new_lines, view.lines)
     result: list[tuple[str, str]] = []
     for tag, old_from, old_to, new_from, new_to in SequenceMatcher(None, old_lines, new_lines, False).get_opcodes():
         if tag == "equal":
             result += zip(own_lines[old_from:old_to], own_ends[old_from:old_to], strict=True)
-        else:
-            for index in range(new_from, new_to):
-                keep = index == 0 and within_line
-                result.append((new_lines[index] if keep else indented(new_lines[index]), line_end))
+            continue
+        for index in range(new_from, new_to):
+            line, end, beside = new_lines[index], line_end, old_from + index - new_from
+            replaced = old_lines[beside] if beside < old_to else ""
+            if beside < old_to:
+                end = own_ends[beside] or line_end
+            if replaced.strip() and _indent_of(line) == _indent_of(replaced):
+                line = _indent_of(own_lines[beside]) + line.lstrip(" \t")
+            elif index > 0 or not within_line:
+                line = indented(line)
+            result.append((line, end))
     return "".join(line + (end or line_end) for line, end in result[:-1]) + result[-1][0]
 
 
@@ -172,5 +179,5 @@ def _indenter(pairs: list[tuple[str, str]], new_lines: list[str], file_lines: li
 def _usual_step(lines: list[str]) -> int:
     """Return by how many blanks a line is mostly indented more than the one before."""
     widths = [len(_indent_of(line)) for line in lines if line.strip() and "\t" not in _indent_of(line)]
-    steps = Counter(wide - narrow for narrow, wide in pairwise(widths) if wide - narrow > 1)
+    steps = Counter(wide - narrow for narrow, wide in pairwise(widths) if wide - narrow in _STEPS)
     return min(steps, key=lambda step: (-steps[step], step), default=_DEFAULT_STEP)

@@ -120,7 +120,7 @@ def _continue_update(change: Change, line: str, number: int) -> None:
         ranges = _RANGE.fullmatch(anchor)
         anchor = (ranges[1] if ranges else anchor).removesuffix("@@").strip()
         change.hunks[-1].anchors += [anchor] if anchor else []
-    elif line.strip() == END_OF_FILE and change.hunks:
+    elif line.rstrip() == END_OF_FILE and change.hunks:
         change.hunks[-1].at_end = True
     elif not line.startswith("\\"):  # "\ No newline at end of file"
         if not change.hunks:

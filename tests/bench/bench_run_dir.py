@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from pathlib import Path
 from rollout.filters import drop_reason
 from rollout.jsonl import JsonObject
 from rollout.merge import Fate, MergeRules
-from rollout.messages import AssistantMessage, ToolCall, ToolMessage, Usage, UserMessage
+from rollout.messages import AssistantMessage, Message, ToolCall, ToolMessage, Usage, UserMessage
+from rollout.original_rows import complete_row
 from rollout.resume import match_rows
 from rollout.rows import encode_row
 from rollout.run_dir import RunDir
@@ -42,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000, help="rows of the run, 10 kB each")
     parser.add_argument("--folder", type=Path, help="where the files go for the time of the run")
     options = parser.parse_args()
-    print(f"{'':22} {'MB':>8} {'seconds':>8} {'CPU s':>8} {'MB/s':>8} {'x json':>8} {'peak MB':>8}")
+    show(f"{'':22} {'MB':>8} {'seconds':>8} {'CPU s':>8} {'MB/s':>8} {'x json':>8} {'peak MB':>8}")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         bench(Path(folder), options.samples, min(options.rows, options.samples))
 
@@ -57,7 +59,7 @@ def bench(folder: Path, samples: int, rows: int) -> None:
     with Dataset.open(path) as dataset, RunDir.open("bench", resume=False, data=folder / "data") as run_dir:
         started = time.perf_counter()
         write_rows(run_dir, dataset, rows)
-        print(f"append, fsync per {BATCH_SIZE:<4} {(time.perf_counter() - started) / rows * 1e6:.0f} us a row")
+        show(f"append, fsync per {BATCH_SIZE:<4} {(time.perf_counter() - started) / rows * 1e6:.0f} us a row")
         bench_folder(run_dir, dataset, rows)
 
 
@@ -78,7 +80,7 @@ def bench_folder(run_dir: RunDir, dataset: Dataset, rows: int) -> None:
         statistics.add(row, final=fate != "superseded")
 
     with measured("merge and statistics", size, yardstick):
-        run_dir.merge(index, match, MergeRules(drop_reason, count))
+        run_dir.merge(index, match, MergeRules(drop_reason, count, complete_row))
     assert statistics.kept == rows
 
 
@@ -99,7 +101,7 @@ def write_rows(run_dir: RunDir, dataset: Dataset, count: int) -> None:
 def a_row(index: int, prompt: str) -> JsonObject:
     call = AssistantMessage("Let me look.", "First the files.", (ToolCall("call_1", "terminal", {"command": "ls -l"}),))
     result = ToolMessage("call_1", "terminal", json.dumps({"output": TEXTS[0] * 2, "exit_code": 0, "error": None}))
-    messages = [UserMessage(prompt), call, result, AssistantMessage(TEXTS[1], "Done.")]
+    messages: list[Message] = [UserMessage(prompt), call, result, AssistantMessage(TEXTS[1], "Done.")]
     stats = {name: {"count": 0, "success": 0, "failure": 0} for name in KNOWN_TOOLS}
     metadata = {
         "batch_num": index // BATCH_SIZE,
@@ -144,7 +146,11 @@ def measured(name: str, size: int, yardstick: float) -> Iterator[None]:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     speed = size / wall / 1e6
-    print(f"{name:22} {size / 1e6:8.0f} {wall:8.2f} {cpu:8.2f} {speed:8.0f} {yardstick / cpu:8.2f} {peak_mb:8.0f}")
+    show(f"{name:22} {size / 1e6:8.0f} {wall:8.2f} {cpu:8.2f} {speed:8.0f} {yardstick / cpu:8.2f} {peak_mb:8.0f}")
+
+
+def show(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ def calls_nothing(_row: JsonObject) -> str:
 def merge(folder: Path, prompts: list[str], rules: MergeRules | None = None) -> tuple[MergeReport, list[bytes], Seen]:
     seen = Seen()
     rows = scan_rows(folder)
-    report = merge_rows(folder, rows, match_rows(keys_of(prompts), rows), rules or MergeRules(calls_nothing, seen.count))
+    report = merge_rows(
+        folder, rows, match_rows(keys_of(prompts), rows), rules or MergeRules(calls_nothing, seen.count)
+    )
     assert not list(folder.glob(".*"))
     return report, (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True), seen
 
@@ -52,8 +54,12 @@ def test_rows_of_all_batches_in_prompt_order_byte_for_byte(tmp_path: Path) -> No
 
 
 def test_one_row_a_sample_and_every_row_is_counted_once(tmp_path: Path) -> None:
-    write_batch(tmp_path, 0, [a_failure(0, "a"), a_row(1, "b"), a_row(2, "c", discarded="no_reasoning"), a_failure(3, "d")])
-    write_batch(tmp_path, 1, [a_row(0, "a"), a_row(1, "b"), a_failure(3, "d"), b"junk\n", a_failure(9, "gone"), b'{"torn'])
+    write_batch(
+        tmp_path, 0, [a_failure(0, "a"), a_row(1, "b"), a_row(2, "c", discarded="no_reasoning"), a_failure(3, "d")]
+    )
+    write_batch(
+        tmp_path, 1, [a_row(0, "a"), a_row(1, "b"), a_failure(3, "d"), b"junk\n", a_failure(9, "gone"), b'{"torn']
+    )
     report, lines, seen = merge(tmp_path, ["a", "b", "c", "d", "e"])
     assert [json.loads(text)["prompt_index"] for text in lines] == [0, 1]
     assert report.fates == {"kept": 2, "discarded": 1, "failed": 1, "superseded": 4}
@@ -143,10 +149,10 @@ def test_the_file_is_replaced_at_once_and_stays_when_the_merge_fails(tmp_path: P
     before = (tmp_path / "trajectories.jsonl").read_bytes()
     rows = scan_rows(tmp_path)
     write_batch(tmp_path, 0, [b'{"now": "shorter"}\n'])
-    with pytest.raises(RunDirError, match="batch_0.jsonl was changed while the run was reading it"):
+    with pytest.raises(RunDirError, match=r"batch_0\.jsonl was changed while the run was reading it"):
         merge_rows(tmp_path, rows, match_rows(keys_of(["a"]), rows), MergeRules(calls_nothing, Seen().count))
     (tmp_path / "batch_0.jsonl").unlink()
-    with pytest.raises(RunDirError, match="cannot read the rows in .*: No such file"):
+    with pytest.raises(RunDirError, match=r"cannot read the rows in .*: No such file"):
         merge_rows(tmp_path, rows, match_rows(keys_of(["a"]), rows), MergeRules(calls_nothing, Seen().count))
     assert (tmp_path / "trajectories.jsonl").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trajectories.jsonl"]
@@ -154,7 +160,7 @@ def test_the_file_is_replaced_at_once_and_stays_when_the_merge_fails(tmp_path: P
 
 def test_a_target_that_cannot_be_replaced_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "trajectories.jsonl").mkdir()
-    with pytest.raises(RunDirError, match="cannot write .*trajectories.jsonl: Is a directory"):
+    with pytest.raises(RunDirError, match=r"cannot write .*trajectories\.jsonl: Is a directory"):
         merge(tmp_path, ["a"])
 
 
@@ -192,12 +198,13 @@ def test_what_is_kept_is_what_is_done_and_not_discarded(prompts: list[str], done
     last: dict[int, str] = {}
     for index, what in done:
         if index < len(prompts):
-            marks = {"failed": {"failed": True}, "discarded": {"discarded": "no_reasoning"}}.get(what, {})
-            rows.append({**a_row(index, prompts[index]), **marks})
+            rows.append(a_row(index, prompts[index], failed=what == "failed", discarded=what == "discarded"))
             last[index] = what
     with TemporaryDirectory() as folder:  # hypothesis has no tmp_path of its own for an example
         write_batch(Path(folder), 0, rows)
         report, lines, seen = merge(Path(folder), prompts)
-    assert [json.loads(text)["prompt_index"] for text in lines] == sorted(i for i, what in last.items() if what == "done")
+    assert [json.loads(text)["prompt_index"] for text in lines] == sorted(
+        i for i, what in last.items() if what == "done"
+    )
     assert report.fates.total() == len(seen.fates) == len(rows)
     assert report.fates["superseded"] == len(rows) - len(last)

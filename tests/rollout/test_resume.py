@@ -167,7 +167,9 @@ def test_no_order_of_the_lines_makes_a_finished_run_run_again(samples: list[Aske
 
 
 @given(samples_strategy, st.data())
-def test_interrupted_and_resumed_over_and_over_every_sample_runs_once(samples: list[Asked], data: st.DataObject) -> None:
+def test_interrupted_and_resumed_over_and_over_every_sample_runs_once(
+    samples: list[Asked], data: st.DataObject
+) -> None:
     rows: list[Row] = []
     for _ in range(4):
         samples = data.draw(st.permutations(samples))

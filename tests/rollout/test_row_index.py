@@ -24,7 +24,9 @@ def told(index: RowIndex) -> list[str]:
 
 def test_rows_are_found_where_they_are_in_the_order_of_batch_numbers(tmp_path: Path) -> None:
     for batch_num in (10, 9, 2):
-        write_batch(tmp_path, batch_num, [a_row(batch_num, "na\u00efve \U0001f642"), b" \n", a_failure(batch_num + 1, "b")])
+        write_batch(
+            tmp_path, batch_num, [a_row(batch_num, "na\u00efve \U0001f642"), b" \n", a_failure(batch_num + 1, "b")]
+        )
     index = scan_rows(tmp_path)
     assert list(index.batches) == [2, 2, 9, 9, 10, 10]
     assert list(index.indices) == [2, 3, 9, 10, 10, 11]
@@ -142,7 +144,9 @@ def names(folder: Path, *files: str) -> Iterable[Path]:
 
 def test_other_files_are_left_alone_and_odd_batch_names_told(tmp_path: Path) -> None:
     row = line(a_row(0, "a"))
-    for path in names(tmp_path, "batch_x.jsonl", "batch_01.jsonl", "batch_-1.jsonl", "batch_1.jsonl.bak", "batch_2.json"):
+    for path in names(
+        tmp_path, "batch_x.jsonl", "batch_01.jsonl", "batch_-1.jsonl", "batch_1.jsonl.bak", "batch_2.json"
+    ):
         path.write_bytes(row)
     (tmp_path / "trajectories.jsonl").write_bytes(row)
     (tmp_path / f"batch_{'9' * 30}.jsonl").write_bytes(row)

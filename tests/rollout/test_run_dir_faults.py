@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollout.row_index import scan_rows
-from rollout.run_dir import RunDirError
+from rollout.run_dir import RunDir, RunDirError
 from tests.rollout.run_files import a_row, line, open_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +41,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small file system takes root")
     yield mount
     subprocess.run(["umount", mount], check=True)
+
+
+def append_many(run_dir: RunDir) -> None:
+    for index in range(1, 1000):
+        run_dir.append(0, line(a_row(index, "b" * 1000)))
 
 
 def test_a_row_that_did_not_fit_is_taken_back_and_the_next_starts_on_its_own_line(tmp_path: Path) -> None:
@@ -74,8 +79,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_when_there_is_room(
             while file.write(b"x" * 4096):
                 pass
         with pytest.raises(RunDirError, match=r"cannot write .*/r/batch_0\.jsonl: No space left on device"):
-            for index in range(1, 1000):
-                run_dir.append(0, line(a_row(index, "b" * 1000)))
+            append_many(run_dir)
         with pytest.raises(RunDirError, match=r"cannot write .*/r/statistics\.json: No space left on device"):
             run_dir.write_json("statistics.json", {"x": "y" * 10_000})
     ballast.unlink()
@@ -92,8 +96,7 @@ def test_a_start_on_a_full_disk_is_told_in_one_line(small_disk: Path) -> None:
         while file.write(b"x" * 4096):
             pass
     with pytest.raises(RunDirError, match="No space left on device"), open_run(small_disk) as run_dir:
-        run_dir.append(0, line(a_row(0, "a")))
-        run_dir.sync()
+        append_many(run_dir)
 
 
 def test_a_folder_that_turns_read_only_is_told_in_one_line(small_disk: Path) -> None:

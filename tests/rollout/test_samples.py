@@ -221,7 +221,12 @@ def test_a_file_that_is_replaced_or_grows_does_no_harm(tmp_path: Path) -> None:
 def test_a_line_without_end_is_passed_over_in_pieces() -> None:
     lines = b"short\n" + b"x" * 95 + b"\nnext\n" + b"y" * 30
     found = list(read_lines(io.BytesIO(lines), max_bytes=10))
-    assert [(number, line[:5]) for number, _, line in found] == [(1, b"short"), (2, b"xxxxx"), (3, b"next\n"), (4, b"yyyyy")]
+    assert [(number, line[:5]) for number, _, line in found] == [
+        (1, b"short"),
+        (2, b"xxxxx"),
+        (3, b"next\n"),
+        (4, b"yyyyy"),
+    ]
     assert all(lines[offset : offset + len(line)] == line for _, offset, line in found)
     assert max(len(line) for *_, line in found) == 10
 

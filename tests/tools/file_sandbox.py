@@ -1,71 +1,37 @@
-"""The small sandbox with files, and a rollout of file tools in it."""
+"""A rollout of file tools in a real sandbox, called one after the other."""
 
 from __future__ import annotations
 
 import asyncio
-import shlex
-import stat
-from dataclasses import replace
+import contextlib
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandboxes.base import ExecResult, SandboxFileError
-from tests.tools.surroundings import StandIn
+from sandboxes.base import Sandbox, SandboxSpec
+from sandboxes.local import LocalBackend
 from tools.base import JsonObject, Tool, ToolContext, ToolError
 
-
-class FileSandbox(StandIn):
-    """Home is the folder itself; ``path`` is $PATH inside."""
-
-    def __init__(self, folder: str, path: str = "") -> None:
-        super().__init__(folder)
-        self.path = path
-        self.largest_read = 0
-
-    async def exec(
-        self, command: str, *, timeout_seconds: float, cwd: str = "", max_output_chars: int = 50_000
-    ) -> ExecResult:
-        path = f"PATH={shlex.quote(self.path)}" if self.path else ""
-        script = f"export HOME={shlex.quote(self.folder)} {path}\n{command}"
-        done = await super().exec(script, timeout_seconds=timeout_seconds, cwd=cwd, max_output_chars=10**9)
-        total = len(done.output)
-        if total <= max_output_chars:
-            return done
-        return replace(
-            done, output=done.output[:max_output_chars], omitted_chars=total - max_output_chars, total_chars=total
-        )
-
-    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        self.largest_read = max(self.largest_read, max_bytes)
-        try:
-            with Path(self.folder, path).open("rb") as file:
-                return file.read(max_bytes)
-        except OSError as error:
-            raise SandboxFileError(f"{path}: {error.strerror}") from None
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        target = Path(self.folder, path)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644
-            temporary = target.with_name(f".{target.name}.new")
-            temporary.write_bytes(data)
-            temporary.chmod(mode)
-            temporary.replace(target)
-        except OSError as error:
-            raise SandboxFileError(f"{path}: {error.strerror}") from None
+_numbers = itertools.count(1)
 
 
 class Rollout:
-    """One rollout's file tools in a folder of its own, called one after the other."""
+    """The sandbox starts in ``folder``, which is its home as well."""
 
-    def __init__(self, folder: Path, path: str = "") -> None:
+    def __init__(self, runner: asyncio.Runner, sandbox: Sandbox, folder: Path) -> None:
         self.folder = folder
-        self.sandbox = FileSandbox(str(folder), path)
-        self.context = ToolContext(self._open)
+        self.sandbox = sandbox
+        self.forget()
+        self._runner = runner
 
-    async def _open(self) -> FileSandbox:
-        return self.sandbox
+    def forget(self) -> None:
+        """Let the tools begin anew."""
+
+        async def opened() -> Sandbox:
+            return self.sandbox
+
+        self.context = ToolContext(opened)
 
     def write(self, name: str, data: bytes | str) -> Path:
         path = self.folder / name
@@ -76,6 +42,9 @@ class Rollout:
     def bytes(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
 
+    def shell(self, command: str) -> str:
+        return self._runner.run(self.sandbox.exec(command, timeout_seconds=20)).output
+
     def call(self, tool: Tool, **arguments: Any) -> JsonObject:
         """Return the result, or ``{"error": message, **details}`` as the model is told."""
 
@@ -85,4 +54,17 @@ class Rollout:
             except ToolError as error:
                 return {"error": str(error), **error.details}
 
-        return asyncio.run(called())
+        return self._runner.run(called())
+
+
+@contextlib.contextmanager
+def rollout_in(folder: Path, programs: str = "") -> Iterator[Rollout]:
+    """Open a sandbox; ``programs`` is its $PATH, where that is not the usual one."""
+    env = {"HOME": str(folder), **({"PATH": programs} if programs else {})}
+    spec = SandboxSpec("test-files", f"test-files-{next(_numbers)}", cwd=str(folder), env=env)
+    with asyncio.Runner() as runner:
+        sandbox = runner.run(LocalBackend().open(spec))
+        try:
+            yield Rollout(runner, sandbox, folder)
+        finally:
+            runner.run(sandbox.close())

@@ -67,10 +67,15 @@ def test_the_view_knows_the_way_back(original: str) -> None:
         ("escape_normalized", "a\n\tb\n", "a\\n\\tb", "a\n\tb"),
         ("escape_normalized", "\ta\n\tb\n", "a\\nb", "\ta\n\tb"),
         ("trimmed_boundary", "x\na\nb\ny\n", "\n\na\n b\n\n", "a\nb\n"),
-        ("unicode_normalized", "say \u201chi\u201d \u2014 it\u2019s\n", "say \"hi\" - it's", "say \u201chi\u201d \u2014 it\u2019s"),
+        (
+            "unicode_normalized",
+            "say \u201chi\u201d \u2014 it\u2019s\n",
+            'say "hi" - it\'s',
+            "say \u201chi\u201d \u2014 it\u2019s",
+        ),
         ("unicode_normalized", "wait \u2014 what\u2026\n", "wait -- what...", "wait \u2014 what\u2026"),
         ("unicode_normalized", 'plain "quotes"\n', "plain \u201cquotes\u201d", 'plain "quotes"'),
-        ("unicode_normalized", "a\u00a0b\n", "a b", "a\u00a0b"),
+        ("unicode_normalized", "f(a\u00a0b)\n", "(a b)", "(a\u00a0b)"),
         ("unicode_normalized", "  it\u2019s\n    so\n", "it's\nso", "  it\u2019s\n    so"),
         ("block_anchor", FUNCTION, FUNCTION.replace("shape.height", "shapes.hight"), FUNCTION),
         (
@@ -176,7 +181,10 @@ def test_twins_that_are_about_equally_like_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "old"),
     [
-        ("def get_b(self):\n    # a value\n    return self.b\n", "def get_a(self):\n    # a value\n    return self.a\n"),
+        (
+            "def get_b(self):\n    # a value\n    return self.b\n",
+            "def get_a(self):\n    # a value\n    return self.a\n",
+        ),
         ("def save_all(self):\n    x = 1\n    y = 2\n", "def save(self):\n    x = 1\n    y = 2\n"),
         ("timeout = 10\nretries = 3\nname = x\n", "timeout = 90\nretries = 3\nname = x\n"),
         ("timeout = 10\n", "timeout = 90\n"),
@@ -225,8 +233,14 @@ def test_the_better_block_is_shown_first() -> None:
 @pytest.mark.parametrize(
     ("text", "old"),
     [
-        ("".join(f"    value_{n} = compute(n={n})\n" for n in range(19_000)), "    value = compute(\n    no\n    this\n"),
-        ("".join(f"    value_{n} = compute(n={n})\n" for n in range(60_000)), "    value = compute(\n    no\n    this\n"),
+        (
+            "".join(f"    value_{n} = compute(n={n})\n" for n in range(19_000)),
+            "    value = compute(\n    no\n    this\n",
+        ),
+        (
+            "".join(f"    value_{n} = compute(n={n})\n" for n in range(60_000)),
+            "    value = compute(\n    no\n    this\n",
+        ),
         ("begin\n  x\nend\n" * 6000, "begin\n  something else\nend\n"),
         ("begin\n  x\nend\n" * 6000, "begin of it\n  x\nend of it\n"),
         ("y" * 1_000_000 + "\n" + "z" * 1_000_000, "y" * 100_000 + "z" * 100_000),
