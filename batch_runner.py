@@ -12,6 +12,7 @@ Nothing imports this file: worker processes start from rollout/spawner.py.
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import signal
 import sys
@@ -21,6 +22,7 @@ from array import array
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
@@ -94,6 +96,7 @@ class BatchRunner:
                 self.console.close_log()
 
     def _run_in(self, run_dir: RunDir, plan: Plan) -> RunReport:
+        self.console.log("trace", f"starts: {self._public_config()}; {_versions()}")
         for warning in (*plan.dataset.warnings, *plan.warnings, *run_dir.warnings):
             self.console.log("warning", warning)
         rows = run_dir.scan()
@@ -134,6 +137,7 @@ class BatchRunner:
                     "distribution": asdict(plan.distribution),
                     "unavailable": plan.unavailable,
                     "sandbox": plan.sandbox,
+                    "image_sandbox": plan.image_sandbox,
                     "limits": asdict(plan.limits),
                 }
             )
@@ -253,6 +257,13 @@ def _command(argv: list[str], console: Console) -> int:
     report = BatchRunner(config, console, interrupt, _resume_command(argv)).run()
     say(render(report).rstrip("\n"), sys.stdout)
     return report.exit_code
+
+
+def _versions() -> str:
+    """Return what a bug report needs to know of this machine."""
+    names = ("openai", "pydantic", "aiohttp", "fire", "docker")
+    packages = [f"{name} {version(name)}" for name in names]
+    return ", ".join([platform.platform(), f"Python {platform.python_version()}", *packages])
 
 
 def _read_flags(argv: list[str]) -> dict[str, str]:

@@ -29,11 +29,11 @@ _INSTRUCTIONS = """\
 
 {tools}
 
-To use a tool, answer with one JSON object and nothing else, for example:
+You do the user's task yourself, one step after the other, by calling tools. To call one, answer with one JSON object:
 {example}
-You then get its result in <tool_response></tool_response>. Do all that was asked, step by step, with the tools. When \
-everything is done, answer the user in plain text.
-Before the first step, say in one sentence between <think> and </think> what has to be done."""
+Its result comes back in <tool_response></tool_response>. Before the first call, say in one sentence between <think> and \
+</think> what you will do. When the whole task is done, answer the user in plain text with what the tools returned."""
+_NUDGE = "Go on with the next step of the task; if all is done, answer it."
 _THINK = re.compile(r"\A<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
 _CALL = re.compile(r'^\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\Z', re.DOTALL | re.MULTILINE)
 
@@ -65,7 +65,7 @@ def fold(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[Js
             case "user":
                 _add(folded, "user", _text(message))
             case "tool":
-                _add(folded, "user", f"<tool_response>\n{_text(message)}\n</tool_response>")
+                _add(folded, "user", f"<tool_response>\n{_text(message)}\n</tool_response>\n{_NUDGE}")
             case "assistant":
                 _add(folded, "assistant", _said(message))
             case role:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
 from tqdm import tqdm
 
@@ -75,7 +75,7 @@ class Progress:
     done: int = 0
     started: float = field(default_factory=time.monotonic)
     told: float = field(default_factory=time.monotonic)
-    bar: tqdm[None] | None = None
+    bar: tqdm[Any] | None = None
 
     @classmethod
     def start(cls, total: int) -> Progress:
@@ -83,7 +83,7 @@ class Progress:
         progress = cls(total)
         if is_terminal(sys.stderr):
             with suppress(OSError, ValueError):
-                progress.bar = tqdm[None](total=total, unit="prompt", dynamic_ncols=True, smoothing=0.05)
+                progress.bar = tqdm(total=total, unit="prompt", dynamic_ncols=True, smoothing=0.05)
         return progress
 
     def advance(self, count: int, words: str) -> None:

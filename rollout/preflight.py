@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from model_tools import toolset_availability
 from rollout.config import RunConfig
 from rollout.samples import Dataset
-from sandboxes import BACKENDS, resolve
+from sandboxes import select
 from tools.base import ToolLimits
 from toolsets import TOOLSETS, Distribution, load_distribution
-
-_IMAGE_BACKENDS = tuple(name for name, backend in BACKENDS.items() if backend.takes_images)
 
 
 class PreflightError(ValueError):
@@ -29,6 +27,7 @@ class Plan:
     distribution: Distribution
     unavailable: dict[str, str]  # toolset → why it cannot be used here; all toolsets, drawn or not
     sandbox: str  # the backend of samples without an image
+    image_sandbox: str  # that of samples with one; "" when there is none
     limits: ToolLimits
     warnings: tuple[str, ...]
 
@@ -45,9 +44,9 @@ def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
     warnings = [f"toolset {name} is not available: {reason}" for name, reason in missing.items()]
     with ExitStack() as on_error:
         dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples))
-        sandbox, warning = _choose_sandbox(config, dataset)
+        sandbox, image_sandbox, warning = _choose_sandboxes(config, dataset)
         on_error.pop_all()
-    return Plan(dataset, distribution, unavailable, sandbox, limits, tuple(filter(None, [warning, *warnings])))
+    return Plan(dataset, distribution, unavailable, sandbox, image_sandbox, limits, tuple(filter(None, [warning, *warnings])))
 
 
 def unavailable_toolsets() -> dict[str, str]:
@@ -58,30 +57,32 @@ def unavailable_toolsets() -> dict[str, str]:
 
 def tool_limits(environ: Mapping[str, str]) -> ToolLimits:
     """Return the tools' bounds with what the environment says of them. Raises PreflightError on a bad number."""
-    names = {"TERMINAL_TIMEOUT": "terminal_timeout_seconds", "TERMINAL_MAX_FOREGROUND_TIMEOUT": "max_foreground_seconds"}
-    limits = ToolLimits()
-    for variable, name in names.items():
+
+    def seconds(variable: str, default: float) -> float:
         text = environ.get(variable, "").strip()
         if not text:
-            continue
+            return default
         if not text.replace(".", "", 1).isdecimal() or float(text) <= 0:
             raise PreflightError(f"{variable}={text} must be a number of seconds above 0")
-        limits = replace(limits, **{name: float(text)})
-    return limits
+        return float(text)
+
+    default = ToolLimits()
+    return replace(
+        default,
+        terminal_timeout_seconds=seconds("TERMINAL_TIMEOUT", default.terminal_timeout_seconds),
+        max_foreground_seconds=seconds("TERMINAL_MAX_FOREGROUND_TIMEOUT", default.max_foreground_seconds),
+    )
 
 
-def _choose_sandbox(config: RunConfig, dataset: Dataset) -> tuple[str, str]:
-    """Return the backend for samples without an image, and a warning ("" when there is none)."""
-    choice = resolve(config.sandbox)
-    if choice.error:
-        raise PreflightError(choice.error)
-    if dataset.first_image_index is None or choice.name in _IMAGE_BACKENDS:
-        return choice.name, choice.warning
-    sample = f"sample {dataset.first_image_index} of {config.dataset_file} names an image"
-    if config.sandbox != "auto":
-        kinds = ", ".join(("auto", *_IMAGE_BACKENDS))
-        raise PreflightError(f"{sample}, and --sandbox={config.sandbox} has none; choose from {kinds}")
-    images = resolve("docker")
-    if images.error:
-        raise PreflightError(f"{sample}: {images.error}")
-    return choice.name, choice.warning
+def _choose_sandboxes(config: RunConfig, dataset: Dataset) -> tuple[str, str, str]:
+    """Return the backend of samples without an image, that of samples with one ("" when there is none), a warning."""
+    plain = select(config.sandbox, wants_image=False)
+    if plain.backend is None:
+        raise PreflightError(plain.problem)
+    if dataset.first_image_index is None:
+        return plain.backend.name, "", plain.warning
+    images = select(config.sandbox, wants_image=True)
+    if images.backend is None:
+        sample = f"sample {dataset.first_image_index} of {config.dataset_file} names an image"
+        raise PreflightError(f"{sample}: {images.problem}")
+    return plain.backend.name, images.backend.name, plain.warning

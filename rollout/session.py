@@ -39,6 +39,7 @@ class Stage:
     distribution: Distribution
     unavailable: dict[str, str]  # toolset → why it cannot be used here
     sandbox: str  # the backend of samples without an image
+    image_sandbox: str  # that of samples with one
     secrets: tuple[str, ...]
     limits: ToolLimits
     log: Log
@@ -54,6 +55,7 @@ class Stage:
             distribution=Distribution(**settings["distribution"]),
             unavailable=settings["unavailable"],
             sandbox=settings["sandbox"],
+            image_sandbox=settings["image_sandbox"],
             secrets=tuple(filter(None, [settings["api_key"]])),
             limits=ToolLimits(**settings["limits"]),
             log=log,
@@ -98,7 +100,7 @@ class Session:
         self.batch_num = batch_num
         self.stage = stage
         self.drawn = draw(stage.distribution, stage.config.seed, sample_key(sample))
-        self.kind = "docker" if sample.image and stage.sandbox not in ("modal", "singularity") else stage.sandbox
+        self.kind = stage.image_sandbox if sample.image else stage.sandbox
         spec = SandboxSpec(stage.config.run_name, rollout_id(stage.config.run_name, sample), sample.image, sample.cwd)
         self.sandbox = _SandboxOnDemand(self.kind, spec)
         usable = [name for name in self.drawn if name not in stage.unavailable]

@@ -27,7 +27,7 @@ class SandboxError(Exception):
 
 
 class SandboxFileError(Exception):
-    """A file operation failed inside a healthy sandbox (missing, a folder, no permission, too large): told to the model."""
+    """A file operation failed inside a healthy sandbox (missing, a folder, no permission): told to the model."""
 
 
 class CommandRefused(Exception):  # noqa: N818 (a refusal is no error: the tool's status is "blocked")
@@ -111,9 +111,10 @@ class Sandbox(Protocol):
         """Start a command in the background, with a stdin that can be written to."""
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a file's first ``max_bytes`` bytes, exactly. Relative paths start at the current folder, ``~`` at home.
+        """Return a file's first ``max_bytes`` bytes, exactly.
 
-        Raises SandboxFileError (no such file, a folder, a device, no permission).
+        Relative paths start at the current folder, ``~`` at home. Raises SandboxFileError (no such file, a folder, a
+        device, no permission).
         """
 
     async def write_file(self, path: str, data: bytes) -> None:

@@ -75,29 +75,10 @@ class BubblewrapBackend:
     async def open(self, spec: SandboxSpec) -> HostSandbox:
         """See the protocol. The working folder appears at ``spec.cwd``; in the system's folders it must be there."""
         users = await asyncio.to_thread(_users)
-        workspace, first_folder = _places(spec.cwd)
         folder = folders.create()
         with contextlib.ExitStack() as undo:
             undo.callback(folders.remove_tree, folder.root)
-            variables = environment.variables(spec, home=HOME, tmp=TMP)
-            variables["PATH"] = spec.env.get("PATH", view.host_view(variables["PATH"]).path)
-            if posixpath.commonpath((workspace, first_folder)) == workspace:
-                Path(folder.workspace, posixpath.relpath(first_folder, workspace)).mkdir(parents=True, exist_ok=True)
-            command_shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
-            resident = [command_shell, f"{CHANNEL}/resident", CHANNEL, command_shell, ""]
-            arguments = _bwrap(users, folder, workspace, network=spec.network) + _limited(resident, users)
-            sandbox = HostSandbox(
-                Plan(
-                    kind=self.name,
-                    folder=folder,
-                    launch=partial(launch, _watched(folder, arguments), {"HOME": str(folder.home)}),
-                    destroy=_destroy,
-                    environment=variables,
-                    workspace=first_folder,
-                    channel=CHANNEL,
-                    restartable=False,
-                )
-            )
+            sandbox = HostSandbox(_plan(self.name, folder, spec, users))
             undo.pop_all()
         await sandbox.open()
         return sandbox
@@ -132,11 +113,12 @@ def _users() -> Sequence[str]:
 
 def _bwrap(users: Sequence[str], folder: Folder, workspace: str, *, network: bool) -> list[str]:
     """Return bwrap with all its options; what it is to run comes after them."""
-    for name, line in (("passwd", "root:x:0:0::/:/bin/sh\nuser:x:{}:{}::{}:/bin/sh\n"), ("group", "root:x:0:\nuser:x:{1}:\n")):
-        uid, gid = (1000, 1000) if users else (os.getuid(), os.getgid())
-        (folder.root / name).write_text(line.format(uid, gid, HOME))
+    passwd, group = folder.root / "passwd", folder.root / "group"
+    uid, gid = (1000, 1000) if users else (os.getuid(), os.getgid())
+    passwd.write_text(f"root:x:0:0::/:/bin/sh\nuser:x:{uid}:{gid}::{HOME}:/bin/sh\n")
+    group.write_text(f"root:x:0:\nuser:x:{gid}:\n")
     binds = ((folder.home, HOME), (folder.tmp, TMP), (folder.workspace, workspace))
-    read_only = ((folder.channel, CHANNEL), (folder.root / "passwd", "/etc/passwd"), (folder.root / "group", "/etc/group"))
+    read_only = ((folder.channel, CHANNEL), (passwd, "/etc/passwd"), (group, "/etc/group"))
     return [
         *("bwrap", *users, *_ISOLATION, *(() if network else ("--unshare-net",))),
         *view.host_view(os.environ.get("PATH", environment.DEFAULT_PATH)).arguments,
@@ -145,6 +127,27 @@ def _bwrap(users: Sequence[str], folder: Folder, workspace: str, *, network: boo
         *(word for outside, inside in read_only for word in ("--ro-bind", str(outside), inside)),
         *("--remount-ro", "/", "--setenv", "HOME", HOME, "--chdir", "/", "--"),
     ]
+
+
+def _plan(kind: str, folder: Folder, spec: SandboxSpec, users: Sequence[str]) -> Plan:
+    workspace, first_folder = _places(spec.cwd)
+    variables = environment.variables(spec, home=HOME, tmp=TMP)
+    variables["PATH"] = spec.env.get("PATH", view.host_view(variables["PATH"]).path)
+    if posixpath.commonpath((workspace, first_folder)) == workspace:
+        Path(folder.workspace, posixpath.relpath(first_folder, workspace)).mkdir(parents=True, exist_ok=True)
+    command_shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+    resident = _limited([command_shell, f"{CHANNEL}/resident", CHANNEL, command_shell, ""], users)
+    bwrap = _bwrap(users, folder, workspace, network=spec.network)
+    return Plan(
+        kind=kind,
+        folder=folder,
+        launch=partial(launch, _watched(folder, [*bwrap, *resident]), {"HOME": str(folder.home)}),
+        destroy=_destroy,
+        environment=variables,
+        workspace=first_folder,
+        channel=CHANNEL,
+        restartable=False,
+    )
 
 
 def _limited(command: list[str], users: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Reading named pipes through the event loop.
 
-A FIFO is opened before anybody writes to it, so no writer ever waits for a reader and none gets SIGPIPE while the reader
-is open. Reading is fair: who floods is read at a pace that leaves most of the loop's time to others.
+A FIFO is opened before anybody writes to it, so no writer ever waits for a reader, and none gets SIGPIPE while the
+reader is open. Reading is fair: who floods is read at a pace that leaves most of the loop's time to others.
 """
 
 from __future__ import annotations

@@ -1,3 +1,373 @@
+"""A net under sandboxes that do not isolate: refuses commands that are plainly meant to harm the host.
+
+Recursive removal of the system, of homes and of what all share; writing to raw disks; fork bombs; signals to every
+process; turning the machine off. The text is read as a shell would read it, so quoting, prefixes such as ``sudo`` and
+nesting do not hide a command, and a command that is only spoken of (in an argument, a comment, a document) is none.
+
+It is no wall: programs in other languages, scripts in files and values that only running would tell are not seen.
+"""
+
 from __future__ import annotations
+
+import fnmatch
+import itertools
+import os
+import re
+from collections.abc import Callable
+
+from sandboxes.shell_words import UNKNOWN, Command, Reader, TooDeepError, written
+
+# Nobody removes these whole, nor all that is in them.
+SHARED_FOLDERS = (
+    "/", "/home", "/media", "/mnt", "/nix", "/opt", "/root", "/run", "/snap", "/srv", "/tmp", "/usr/local", "/usr/src",
+    "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/local/share",
+    "/var", "/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/tmp",
+)  # fmt: skip  # noqa: S108 (names, nothing is written)
+# Nor anything below these, but for what people put there themselves.
+SYSTEM_TREES = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr",
+)  # fmt: skip
+OWN_PLACES = ("/dev/shm/", "/usr/local/", "/usr/src/")  # noqa: S108 (a name, nothing is written)
+
+MAX_NESTING = 20  # texts in texts: sh -c in sh -c
+_RAW_DISK = re.compile(
+    r"/dev/(?:[shv]d[a-z]|xvd[a-z]|nvme\d|mmcblk\d|md\d|dm-\d|mapper/|disk/|loop\d|sr\d|nbd\d|ram\d|pmem\d|k?mem$|port$)"
+)
+_EVERYTHING = re.compile(r"[*?.!^\[\]]*[*?][*?.!^\[\]]*")  # a glob with no letter of its own
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh"})
+_POWER = frozenset({"shutdown", "reboot", "halt", "poweroff", "killall5"})
+_POWER_VERBS = frozenset({"poweroff", "reboot", "halt", "kexec", "rescue", "emergency", "soft-reboot"})
+_DISK_TOOLS = frozenset({
+    "badblocks", "blkdiscard", "cfdisk", "cryptsetup", "fdisk", "hdparm", "mke2fs", "mkswap", "parted", "pvcreate",
+    "sfdisk", "sgdisk", "shred", "tee", "wipefs",
+})  # fmt: skip
+# Commands that run the command in their arguments: options that take a value, and words before that command.
+_WRAPPERS: dict[str, tuple[str, int]] = {
+    "sudo": ("-u -g -h -p -C -r -t -T -U -D -R --user --group --host --prompt --chdir", 0),
+    "doas": ("-u -C", 0),
+    "env": ("-u -C --unset --chdir", 0),
+    "exec": ("-a", 0),
+    "command": ("", 0),
+    "builtin": ("", 0),
+    "busybox": ("", 0),
+    "toybox": ("", 0),
+    "nohup": ("", 0),
+    "setsid": ("", 0),
+    "nice": ("-n --adjustment", 0),
+    "ionice": ("-c -n -p --class --classdata", 0),
+    "chrt": ("-T -P -D", 1),
+    "taskset": ("", 1),
+    "timeout": ("-s -k --signal --kill-after", 1),
+    "time": ("-f -o --format --output", 0),
+    "stdbuf": ("-i -o -e --input --output --error", 0),
+    "strace": ("-o -e -p -s", 0),
+    "unshare": ("", 0),
+    "chroot": ("", 1),
+    "flock": ("-w -E --timeout", 1),
+    "watch": ("-n --interval", 0),
+    "xargs": ("-n -L -P -s -d -a -E -I --max-args --max-procs --delimiter --arg-file --replace", 0),
+    "parallel": ("-j --jobs", 0),
+}
+_SAYS_WHAT_TO_RUN = frozenset({*_SHELLS, "su", "runuser", "script", "flock"})  # after -c
+_FIND_TESTS = frozenset({
+    "-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex", "-newer", "-mtime", "-mmin", "-atime",
+    "-ctime", "-size", "-empty", "-user", "-perm",
+})  # fmt: skip
+
+
 def guard(command: str, *, home: str, cwd: str = "") -> str:
-    return ""
+    """Return why a command is not to be run, "" when it may be.
+
+    ``home``: the user's real home; ``cwd``: where the command starts, absolute, "" when not known.
+    """
+    try:
+        return _Guard(home, cwd).check(command)
+    except (TooDeepError, RecursionError):
+        return "it nests too deeply to be checked"
+
+
+class _Guard:
+    """One text and the texts inside of it."""
+
+    def __init__(self, home: str, cwd: str, depth: int = 0) -> None:
+        self._home = home
+        self._depth = depth
+        self._folders: dict[tuple[int, ...], str] = {(): cwd}  # where commands are, by subshell; "" = not known
+        self._rules: dict[str, Callable[[list[str]], str]] = {
+            "rm": self._rm,
+            "chmod": self._change,
+            "chown": self._change,
+            "chgrp": self._change,
+            "mv": self._mv,
+            "find": self._find,
+            "dd": self._dd,
+            "cp": self._last_is_disk,
+            "install": self._last_is_disk,
+            "kill": _kill,
+            "init": _init,
+            "telinit": _init,
+            "systemctl": _systemctl,
+            "eval": self._eval,
+            "trap": lambda arguments: self._inner(arguments[0]) if arguments else "",
+        }
+        self._scope: tuple[int, ...] = ()
+
+    def check(self, text: str) -> str:
+        """Return why a text is refused, "" when it is not."""
+        if self._depth > MAX_NESTING:
+            raise TooDeepError
+        variables = {"HOME": self._home}
+        if self._folders[()]:
+            variables["PWD"] = self._folders[()]
+        for command in Reader(text, variables).read():
+            if reason := self._command(command):
+                return reason
+        return ""
+
+    def _command(self, command: Command) -> str:
+        self._scope = command.scope
+        for operator, target in command.redirections:
+            if ">" in operator and (_RAW_DISK.match(target) or target == "/proc/sysrq-trigger"):
+                return f"writing to {target}"
+        if _is_fork_bomb(command):
+            return "a fork bomb"
+        if not command.words:
+            return ""
+        if command.words[0] in ("cd", "pushd"):
+            self._go(command.words[1:])
+        return self._run(command.words, command)
+
+    def _run(self, words: list[str], command: Command) -> str:
+        """Judge the words of one command, and of the one it runs."""
+        while words:
+            name = words[0].rpartition("/")[2]
+            if name == "xargs":
+                return self._xargs(words, command)
+            inner = _wrapped(words)
+            if inner is None:
+                break
+            if reason := self._said(name, words):
+                return reason
+            words = inner
+        if not words:
+            return ""
+        name, arguments = words[0].rpartition("/")[2], words[1:]
+        if UNKNOWN in name:  # whatever it is, it is asked to do as rm does
+            return self._rm(arguments) if _has_flag(arguments, "f", "--force") else ""
+        if name in self._rules:
+            return self._rules[name](arguments)
+        return self._said(name, words) or self._reads(name, arguments, command) or self._machine(name, arguments)
+
+    def _said(self, name: str, words: list[str]) -> str:
+        """Judge a text that is handed over to be run: ``sh -c text``, ``env -S text``, ``watch text``."""
+        arguments = words[1:]
+        if name == "watch":
+            return self._inner(" ".join(word for word in arguments if not word.startswith("-")))
+        for index, word in enumerate(arguments[:-1]):
+            if name in _SAYS_WHAT_TO_RUN and re.fullmatch(r"-[a-zA-Z]*c|--command", word):
+                return self._inner(arguments[index + 1])
+            if name == "env" and word in ("-S", "--split-string"):
+                return self._inner(" ".join(arguments[index + 1 :]))
+        return ""
+
+    def _reads(self, name: str, arguments: list[str], command: Command) -> str:
+        """Judge a text that a shell reads from its stdin."""
+        from_stdin = name in _SHELLS and all(word.startswith("-") for word in arguments)
+        if from_stdin or (name in (".", "source", *_SHELLS) and arguments[:1] in (["/dev/stdin"], ["-"])):
+            return self._inner(_stdin(command))
+        return ""
+
+    def _machine(self, name: str, arguments: list[str]) -> str:
+        """Judge what is aimed at the machine itself."""
+        asks = {"--help", "--version", "-V", "-l", "--list"} & set(arguments)
+        if name in _POWER and not asks:
+            return f"{name} stops the machine"
+        disks = [word for word in arguments if _RAW_DISK.match(word)]
+        if name in _DISK_TOOLS and disks and not asks:
+            return f"writing to {disks[0]}"
+        if name.startswith("mkfs") and not asks:
+            files = [word for word in arguments if not word.startswith("-")]
+            if not files or any(UNKNOWN in word or word.startswith("/dev/") for word in files):
+                return f"{name} makes a file system"
+        return ""
+
+    def _xargs(self, words: list[str], command: Command) -> str:
+        """Judge what xargs runs, with what plainly comes to it."""
+        rest = _wrapped(words) or []
+        placeholder = next((b for a, b in itertools.pairwise(words) if a == "-I"), "")
+        feeder = command.fed_by
+        items = _stdin(command).split()
+        if not items and feeder and feeder.words[:1] == ["find"] and not _is_filtered(feeder.words):
+            items = _find_roots(feeder.words[1:])
+        if placeholder:
+            rest = [word.replace(placeholder, item) for item in items[:1] or [UNKNOWN] for word in rest]
+            return self._run(rest, command)
+        return self._run([*rest, *items], command)
+
+    def _rm(self, arguments: list[str]) -> str:
+        if not _has_flag(arguments, "rR", "--recursive"):
+            return ""
+        return self._any_protected(_operands(arguments), "recursive removal of")
+
+    def _change(self, arguments: list[str]) -> str:
+        if not _has_flag(arguments, "R", "--recursive"):
+            return ""
+        return self._any_protected(_operands(arguments), "recursive change of")
+
+    def _mv(self, arguments: list[str]) -> str:
+        return self._last_is_disk(arguments) or self._any_protected(_operands(arguments)[:-1], "moving away")
+
+    def _find(self, arguments: list[str]) -> str:
+        roots = _find_roots(arguments)
+        if _is_filtered(arguments):
+            return ""
+        for index, word in enumerate(arguments):
+            if word == "-delete":
+                return self._any_protected(roots, "removal of everything below")
+            if word in ("-exec", "-execdir", "-ok", "-okdir"):
+                run = [item for item in arguments[index + 1 :] if item not in (";", "+")]
+                if run[:1] == ["rm"] and (reason := self._any_protected(roots, "removal of everything below")):
+                    return reason
+                for root in roots:
+                    if reason := self._run([item.replace("{}", root) for item in run], Command()):
+                        return reason
+        return ""
+
+    def _dd(self, arguments: list[str]) -> str:
+        target = next((word[3:] for word in arguments if word.startswith("of=")), "")
+        return f"writing to {target}" if _RAW_DISK.match(target) else ""
+
+    def _last_is_disk(self, arguments: list[str]) -> str:
+        target = arguments[-1] if arguments else ""
+        return f"writing to {target}" if _RAW_DISK.match(target) else ""
+
+    def _eval(self, arguments: list[str]) -> str:
+        return self._inner(" ".join(arguments))
+
+    def _inner(self, text: str) -> str:
+        return _Guard(self._home, self._folder(), self._depth + 1).check(text)
+
+    def _go(self, arguments: list[str]) -> None:
+        target = next(iter(_operands(arguments)), self._home)
+        self._folders[self._scope] = self._absolute(target)
+
+    def _folder(self) -> str:
+        scopes = (self._scope[:length] for length in range(len(self._scope), -1, -1))
+        return next(self._folders[scope] for scope in scopes if scope in self._folders)
+
+    def _absolute(self, path: str) -> str:
+        """Return a normal absolute path, "" when it cannot be known."""
+        folder = self._folder()
+        if UNKNOWN in path or not (path.startswith("/") or folder):
+            return ""
+        return "/" + os.path.normpath(os.path.join(folder, path)).lstrip("/")  # noqa: PTH118 (text, no file is meant)
+
+    def _any_protected(self, paths: list[str], what: str) -> str:
+        return next((f"{what} {path}" for path in paths if self._is_protected(self._absolute(path))), "")
+
+    def _is_protected(self, path: str) -> bool:
+        folder, name = os.path.split(path)
+        while name and _EVERYTHING.fullmatch(name):  # all that is in a folder is as much as the folder
+            path = folder
+            folder, name = os.path.split(path)
+        kept = (*SHARED_FOLDERS, *SYSTEM_TREES, os.path.normpath(self._home))
+        if any(fnmatch.fnmatchcase(place, path) for place in kept) or re.fullmatch(r"/home/[^/]+", path):
+            return True
+        own = path.startswith(OWN_PLACES)
+        return not own and any(path.startswith(f"{tree}/") for tree in SYSTEM_TREES)
+
+
+def _is_fork_bomb(command: Command) -> bool:
+    """Tell whether a function starts itself beside itself."""
+    if not command.function or command.words[:1] != [command.function]:
+        return False
+    return command.background or (command.fed_by is not None and command.fed_by.words[:1] == command.words[:1])
+
+
+def _wrapped(words: list[str]) -> list[str] | None:
+    """Return the command that a prefix such as ``sudo`` runs, None when the first word is no such prefix."""
+    name, rest = words[0].rpartition("/")[2], words[1:]
+    if name not in _WRAPPERS:
+        return None
+    valued, positionals = _WRAPPERS[name]
+    while rest:
+        word = rest[0]
+        if name == "command" and word in ("-v", "-V"):
+            return []
+        if word.startswith("-") and word != "-":
+            rest = rest[2:] if word in valued.split() else rest[1:]
+            if word == "--":
+                break
+        elif re.match(r"[A-Za-z_]\w*=", word):
+            rest = rest[1:]
+        else:
+            break
+    return rest[positionals:]
+
+
+def _stdin(command: Command | None) -> str:
+    """Return what a command reads, where that is plain to see: a document, or what its left neighbour writes."""
+    text, chain = "", command
+    while chain:
+        if chain.stdin:
+            return chain.stdin
+        chain = chain.fed_by
+        if chain and chain.words:
+            text = written(chain.words)
+            if text or chain.words[0] not in ("cat", "tee"):
+                return text
+    return text
+
+
+def _has_flag(arguments: list[str], letters: str, long: str) -> bool:
+    for word in arguments:
+        if word == "--":
+            return False
+        if word.startswith("--"):
+            if len(word) > len("--") and long.startswith(word):
+                return True
+        elif word.startswith("-") and set(letters) & set(word):
+            return True
+    return False
+
+
+def _operands(arguments: list[str]) -> list[str]:
+    if "--" in arguments:
+        index = arguments.index("--")
+        return [word for word in arguments[:index] if not word.startswith("-")] + arguments[index + 1 :]
+    return [word for word in arguments if not word.startswith("-")]
+
+
+def _find_roots(arguments: list[str]) -> list[str]:
+    roots: list[str] = []
+    for word in arguments:
+        if word in ("-H", "-L", "-P"):
+            continue
+        if word.startswith(("-", "(", "!", ")")):
+            break
+        roots.append(word)
+    return roots or ["."]
+
+
+def _is_filtered(arguments: list[str]) -> bool:
+    """Tell whether find takes some files only; ``-name '*'`` takes all."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return any(test in _FIND_TESTS and not _EVERYTHING.fullmatch(value) for test, value in pairs)
+
+
+def _kill(arguments: list[str]) -> str:
+    targets = arguments
+    if targets[:1] and targets[0] in ("-s", "-n", "--signal"):
+        targets = targets[2:]
+    elif len(targets) > 1 and re.fullmatch(r"-\w+|--signal=\w+", targets[0]):
+        targets = targets[1:]
+    return "a signal to every process" if "-1" in targets else ""
+
+
+def _init(arguments: list[str]) -> str:
+    return "changing the runlevel stops the machine" if {"0", "6"} & set(arguments) else ""
+
+
+def _systemctl(arguments: list[str]) -> str:
+    verb = next((word for word in arguments if not word.startswith("-")), "")
+    return f"systemctl {verb} stops the machine" if verb in _POWER_VERBS else ""

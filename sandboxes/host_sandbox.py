@@ -116,7 +116,8 @@ class HostSandbox:
                 await asyncio.to_thread(staged.write_bytes, data)
             else:
                 staged.write_bytes(data)
-            await self._file_command(path, shell.write_command(target, f"{self._plan.channel}/{staged.name}"), Raw(4096))
+            command = shell.write_command(target, f"{self._plan.channel}/{staged.name}")
+            await self._file_command(path, command, Raw(4096))
         except OSError as error:
             raise SandboxError(f"the sandbox's folder cannot be used: {error}") from error
         finally:

@@ -1,4 +1,4 @@
-"""Commands run on this machine as this user. **This isolates nothing.**
+"""Commands run on this machine as this user: this isolates nothing.
 
 A rollout gets a working folder, HOME and TMPDIR of its own, an environment without the host's variables, and sessions
 and process groups that end with it. It can read and change whatever this user can: other files, other processes, other
@@ -36,17 +36,10 @@ class LocalBackend:
 
     async def open(self, spec: SandboxSpec) -> HostSandbox:
         """See the protocol. An absolute ``spec.cwd`` must be there; a relative one is made in the working folder."""
-        if spec.cwd.startswith("/") and not Path(spec.cwd).is_dir():
-            raise SandboxError(f"working folder {spec.cwd} does not exist; sandbox local does not make it")
         folder = folders.create()
         with contextlib.ExitStack() as undo:
             undo.callback(folders.remove_tree, folder.root)
-            workspace = folder.workspace / spec.cwd
-            try:
-                workspace.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise SandboxError(f"working folder {spec.cwd} cannot be made: {error}") from error
-            sandbox = HostSandbox(_plan(self.name, folder, spec, str(workspace)))
+            sandbox = HostSandbox(_plan(self.name, folder, spec))
             undo.pop_all()
         await sandbox.open()
         return sandbox
@@ -56,7 +49,7 @@ class LocalBackend:
         return folders.sweep()
 
 
-def _plan(kind: str, folder: Folder, spec: SandboxSpec, workspace: str) -> Plan:
+def _plan(kind: str, folder: Folder, spec: SandboxSpec) -> Plan:
     command_shell = shutil.which("bash") or "/bin/sh"
     channel = str(folder.channel)
     resident = [command_shell, f"{channel}/resident", channel, command_shell, str(folder.root)]
@@ -67,11 +60,22 @@ def _plan(kind: str, folder: Folder, spec: SandboxSpec, workspace: str) -> Plan:
         launch=partial(launch, resident, {"HOME": str(folder.home)}),  # by which its processes are found
         destroy=partial(_destroy, folder),
         environment=environment.variables(spec, home=str(folder.home), tmp=str(folder.tmp)),
-        workspace=workspace,
+        workspace=_first_folder(folder, spec.cwd),
         channel=channel,
         restartable=True,
         refuse=lambda command, cwd: guard(command, home=real_home, cwd=cwd),
     )
+
+
+def _first_folder(folder: Folder, cwd: str) -> str:
+    path = folder.home / cwd[2:] if cwd == "~" or cwd.startswith("~/") else folder.workspace / cwd
+    try:
+        if not cwd.startswith("/"):
+            path.mkdir(parents=True, exist_ok=True)
+        os.listdir(path)  # noqa: PTH208 (whether it can be done is all that counts)
+    except OSError as error:
+        raise SandboxError(f"working folder {cwd} cannot be used: {error.strerror}") from error
+    return str(path)
 
 
 def _destroy(folder: Folder, residents: list[subprocess.Popen[bytes]]) -> None:

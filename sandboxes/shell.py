@@ -7,15 +7,15 @@ resident's descriptors and variables. What a transport must provide is a *channe
 ======================  ================================================================================================
 ``N.cmd``               the text of the command in slot N
 ``N.state``             shell text that runs before it: ``begin()``
-``save``                shell text that runs after it: ``SAVE``
+``save``                shell text that runs after any: ``save()``
 ``N.out``               where its output goes, stdout and stderr merged (a FIFO)
 ``N.ctl``               where its frames go (a FIFO that is being read)
 ======================  ================================================================================================
 
-Lines in: ``run N STDIN KEEP`` (STDIN is a path, KEEP is ``keep`` when the command's variables and folder are wanted at its end,
-``drop`` otherwise), ``kill PID PARENT``, ``ping``. Line out, on stdout: ``pong``. Frames end in a NUL byte and begin
-with their kind: ``p`` pid and parent, ``e`` the exported variables as shell text, ``d`` the folder, ``x`` exit code.
-A control FIFO that ends without ``x`` means the command was lost together with its watcher.
+Lines in: ``run N STDIN KEEP`` (STDIN is a path; KEEP is ``keep`` when the command's variables and folder are wanted at
+its end, else ``drop``), ``kill PID PARENT``, ``ping``. Line out, on stdout: ``pong``. Frames end in a NUL byte and
+begin with their kind: ``p`` pid and parent, ``e`` the exported variables as shell text, ``d`` the folder, ``x`` the
+exit code. A control FIFO that ends without ``x`` means that the command was lost together with its watcher.
 
 When its stdin ends the resident kills what it started and, where it is told to, removes the sandbox's own folder: a
 worker that is gone leaves nothing behind.
@@ -50,10 +50,11 @@ run() { # number, stdin, keep or drop
     ) &
 }
 
-# Adds to $tree, and stops, whatever descends from it or is in a group or session of its; stopped, none can fork away.
-# Builtins only: it works when no process can be made any more.
-gather() {
-    before=
+# Arguments: pids. Kills all that descends from them or is in a group or session of theirs, and them at last, for their
+# end is what is waited for. First everything is stopped, so that none can fork away. Builtins only: it works when no
+# process can be made any more.
+kill_tree() {
+    roots=" $* " tree=" $* " before=
     while [ "$before" != "$tree" ]; do
         before=$tree
         for stat in /proc/[0-9]*/stat; do
@@ -64,11 +65,7 @@ gather() {
             case $tree in *" $2 "* | *" $3 "* | *" $4 "*) kill -STOP "$pid"; tree="$tree$pid " ;; esac
         done
     done
-}
-
-kill_tree() {
-    gather
-    for pid in $tree; do [ "$pid" = $$ ] || kill -KILL "$pid"; done
+    for pid in ${tree#"$roots"} $roots; do [ "$pid" = $$ ] || kill -KILL "$pid"; done
 }
 
 # Caught, not ignored: what is ignored would stay ignored in every command.
@@ -81,8 +78,7 @@ while signalled=; read -r verb first second third || [ -n "$signalled" ]; do
         kill)
             [ "$leader" = parent ] || second=$first
             kill -STOP "$first" "-$second"
-            tree=" $first $second "
-            kill_tree
+            kill_tree "$first" "$second"
             ;;
         ping) echo pong ;;
     esac
@@ -90,8 +86,7 @@ while signalled=; read -r verb first second third || [ -n "$signalled" ]; do
 done
 
 [ -n "$private" ] || exit 0
-tree=" $$ "
-kill_tree
+kill_tree $$
 rm -rf "$private" || { chmod -R u+rwX "$private"; rm -rf "$private"; }
 """
 

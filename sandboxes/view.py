@@ -8,6 +8,7 @@ installation: ~/bin stays hidden, and so does whatever of a home or a project li
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pwd
@@ -73,10 +74,8 @@ def in_system(path: str) -> bool:
 def _hidden() -> Iterator[Path]:
     """Yield the homes and the projects: this program's own, and where it was started (runs are in there)."""
     yield Path(os.path.expanduser("~"))  # noqa: PTH111 (Path.home raises where there is none)
-    try:
+    with contextlib.suppress(KeyError):  # in containers a user may have no entry
         yield Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:  # a user without an entry, as in containers
-        pass
     yield Path(__file__).resolve().parents[1]
     yield Path.cwd()
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from endpoints.script import ScriptedReply
-from endpoints.scripted import ScriptedEndpoint
+from endpoints.scripted import RecordedRequest, ScriptedEndpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 Json = dict[str, Any]
+Scenes = Mapping[str, Sequence[ScriptedReply]]  # prompt → what the model says to it
+
+# What must not come in from whoever runs the tests.
+_NOT_INHERITED = re.compile(r"KEY|TERMINAL_|PROXY|^OPENAI|^PYTHON(UTF8|IOENCODING)", re.IGNORECASE)
+_RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 
 def call(name: str, arguments: Any, **more: Any) -> ScriptedReply:
@@ -37,6 +45,11 @@ def reply(**values: Any) -> ScriptedReply:
     return ScriptedReply.model_validate(values)
 
 
+def script(scenes: Scenes) -> list[ScriptedReply]:
+    """All scenes as one script; no prompt may be part of another."""
+    return [line.model_copy(update={"prompt": prompt}) for prompt, lines in scenes.items() for line in lines]
+
+
 @dataclass(frozen=True)
 class Ended:
     """A run of the program that is over."""
@@ -44,6 +57,11 @@ class Ended:
     code: int
     stdout: str
     stderr: str
+
+    @property
+    def last_line(self) -> str:
+        """Of the report."""
+        return self.stdout.rstrip().rpartition("\n")[2]
 
 
 @dataclass
@@ -76,27 +94,35 @@ class Workplace:
             "num_workers": 1,
             **flags,
         }
-        words = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        return self.words(*(f"--{name}={value}" for name, value in values.items() if value is not None))
+
+    @staticmethod
+    def words(*words: str) -> list[str]:
+        """The program with just these words."""
         return [sys.executable, str(ROOT / "batch_runner.py"), *words]
 
     def environ(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if "KEY" not in name and name != "TERMINAL_ENV"}
+        kept = {name: value for name, value in os.environ.items() if not _NOT_INHERITED.search(name)}
         return {**kept, **self.env}
 
     def start(self, base_url: str, **flags: Any) -> subprocess.Popen[str]:
+        return self.start_command(self.command(base_url, flags))
+
+    def start_command(self, command: Sequence[str], **streams: Any) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
-            self.command(base_url, flags),
-            cwd=self.path,
-            env=self.environ(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            command, cwd=self.path, env=self.environ(), encoding="utf-8", errors="replace", **{**pipes, **streams}
         )
 
     def run(self, base_url: str, timeout_seconds: float = 60, **flags: Any) -> Ended:
-        process = self.start(base_url, **flags)
+        return self.ended(self.start(base_url, **flags), timeout_seconds)
+
+    def run_words(self, *words: str) -> Ended:
+        return self.ended(self.start_command(self.words(*words)))
+
+    @staticmethod
+    def ended(process: subprocess.Popen[str], timeout_seconds: float = 60) -> Ended:
+        """Wait for the end of the program."""
         try:
             stdout, stderr = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -121,9 +147,98 @@ class Workplace:
         return json.loads((self.run_dir(run_name) / name).read_bytes())
 
 
+@dataclass(frozen=True)
+class Played:
+    """A run over scenes that is over."""
+
+    place: Workplace
+    ended: Ended
+    requests: list[RecordedRequest]
+
+    def row(self, prompt: str) -> Json:
+        """The only row of a prompt."""
+        (row,) = [row for row in self.place.rows() if prompt_of(row) == prompt]
+        return row
+
+    def asked(self, prompt: str) -> list[Json]:
+        """The bodies of a prompt's requests."""
+        return [request.body for request in self.requests if asks(request.body, prompt)]
+
+
+def play(place: Workplace, scenes: Scenes, **flags: Any) -> Played:
+    """Run the program over the scenes' prompts, in their order."""
+    place.dataset(scenes)
+    with ScriptedEndpoint(script(scenes)) as endpoint:
+        ended = place.run(endpoint.base_url, **flags)
+    return Played(place, ended, list(endpoint.requests))
+
+
+def asks(body: Json, prompt: str) -> bool:
+    return any(message["role"] == "user" and message["content"] == prompt for message in body["messages"])
+
+
 def prompts_of(endpoint: ScriptedEndpoint) -> list[str]:
     """The prompt of each request, in order."""
     return [
         next(message["content"] for message in request.body["messages"] if message["role"] == "user")
         for request in endpoint.requests
     ]
+
+
+def prompt_of(row: Json) -> str:
+    """What a row answers, failed or not."""
+    return str(row["prompt"]) if row.get("failed") else turns(row, "human")[0]
+
+
+def turns(row: Json, sender: str) -> list[str]:
+    return [turn["value"] for turn in row["conversations"] if turn["from"] == sender]
+
+
+def responses(row: Json) -> list[Json]:
+    """The blocks of all tool turns, in order: {tool_call_id, name, content}."""
+    return [json.loads(block) for turn in turns(row, "tool") for block in _RESPONSE.findall(turn)]
+
+
+def results(row: Json) -> list[Any]:
+    """What the tools gave back, in order."""
+    return [response["content"] for response in responses(row)]
+
+
+def wait_until(true: Callable[[], Any], what: str, timeout_seconds: float = 30) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not true():
+        assert time.monotonic() < deadline, f"it took too long until {what}"
+        time.sleep(0.02)
+
+
+def processes_with(text: str) -> list[int]:
+    """The processes in whose command line this text stands, its words parted by blanks."""
+    found = []
+    for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+        except OSError:
+            continue
+        if text in words and pid != os.getpid():
+            found.append(pid)
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The process's children, their children and so on."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return []
+    return [pid for child in map(int, children) for pid in (child, *descendants(child))]
+
+
+@contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Let no program outlive a test that failed."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()

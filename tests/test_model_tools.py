@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from model_tools import CATALOGUE, Toolbox, bounded_json, offered, toolset_availability
-from sandboxes.base import Sandbox, SandboxError, SandboxFileError
+from sandboxes.base import CommandRefused, Sandbox, SandboxError, SandboxFileError
 from tests.tools.surroundings import surroundings
 from tools.base import JsonObject, Tool, ToolContext, ToolError, ToolLimits, tool
 from tools.calls import ToolCall, ToolMessage
@@ -44,6 +44,7 @@ async def fail(_context: ToolContext, kind: str) -> JsonObject:
         "timeout": TimeoutError("of somebody else"),
         "sandbox": SandboxError("the container is gone"),
         "file": SandboxFileError("a.txt: Is a directory"),
+        "refused": CommandRefused("this would harm the host"),
     }[kind]
 
 
@@ -242,9 +243,9 @@ def test_wrong_arguments_are_told() -> None:
 
 def test_a_refused_command_is_blocked() -> None:
     result = json.loads(run("terminal", {"command": "mkfs.ext4 /dev/no_such_device"}).content)
-    reason = result.pop("error")
-    assert reason
+    assert result.pop("error")
     assert result == {"output": "", "exit_code": -1, "status": "blocked"}
+    assert run_own("fail", kind="refused") == {**result, "error": "this would harm the host"}
 
 
 def test_errors_of_tools_and_files_are_told_to_the_model() -> None:

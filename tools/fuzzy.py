@@ -111,7 +111,9 @@ def _chain(view: View, old: str, new: str) -> Iterator[Found]:
     def found(strategy: str, spans: list[Span]) -> Found:
         return Found(view, strategy, old, new, tuple(spans))
 
-    yield found("exact", [span for span in _occurrences(view.text, old) if not _splits_indentation(view, span[0])])
+    exact = _occurrences(view.text, old)
+    if not all(_splits_indentation(view, start) for start, _ in exact):
+        yield found("exact", exact)
     yield found("line_trimmed", _blocks(view, old, str.strip))
     yield found("whitespace_normalized", _pattern_matches(view, _any_blanks(old)))
     yield found("indentation_flexible", _blocks(view, old, _loose))

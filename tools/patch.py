@@ -208,7 +208,7 @@ async def _carry_out_one(context: ToolContext, step: _Step) -> None:
         target = shlex.quote(step.to.path)
         command = f"(mkdir -p {shlex.quote(parent_of(step.to))} && mv {source} {target})"
     else:
-        command = f"rm {source}"
+        command = f"rm -f {source}"
     sandbox = await context.open_sandbox()
     context.state(FileState).forget_reads(step.place.path)
     result = await sandbox.exec(command, timeout_seconds=PROBE_TIMEOUT_SECONDS)

@@ -22,6 +22,7 @@ from tools.base import JsonObject, ToolContext, ToolError, tool
 from tools.text_files import checked_path, clean, shell_word
 
 MAX_LIMIT = 200
+MAX_OFFSET = 10**9
 MAX_CONTEXT = 20
 MAX_LINE_CHARS = 500
 MAX_PAGE_CHARS = 50_000
@@ -138,14 +139,14 @@ async def search_files(  # noqa: PLR0913, PLR0917 - the arguments are the tool's
     context: Annotated[int, Field(description="Lines around each match")] = 0,
 ) -> JsonObject:
     """Search file contents, or find files by name. Hidden files are left out."""
-    context = min(max(0, context), MAX_CONTEXT)
+    context, offset = min(max(0, context), MAX_CONTEXT), min(max(0, offset), MAX_OFFSET)
     limit = min(max(1, limit), MAX_LIMIT, MAX_CONTEXT_LINES // (2 * context + 1))
     pattern, file_glob = clean(pattern), clean(file_glob)
     if target == "files":
         pattern, file_glob = "", _name_glob(pattern or file_glob)
     elif not pattern or re.search(r"[\0\n]", pattern):
         raise ToolError("pattern must be one line of text")
-    query = _Query(pattern, target, checked_path(path), file_glob, limit, max(0, offset), output_mode, context)
+    query = _Query(pattern, target, checked_path(path), file_glob, limit, offset, output_mode, context)
     sandbox = await tools.open_sandbox()
     page = await _page(sandbox, query)
     result = await _result(sandbox, query, page)

@@ -56,6 +56,7 @@ printf '%s\n' "$kind" "$(readlink -f "$HOME")" "$stamp" "$rest" "$p" "$real"
 """
 
 Kind = Literal["file", "folder", "other", "missing"]
+_KINDS: dict[str, Kind] = {"file": "file", "folder": "folder", "other": "other", "missing": "missing"}
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,7 @@ async def locate(sandbox: Sandbox, path: str) -> Place:
     word = shell_word(checked_path(path))
     done = await sandbox.exec(f"(p={word}\n{_LOCATE}) 2>/dev/null", timeout_seconds=PROBE_TIMEOUT_SECONDS)
     answer = done.output.rstrip("\n").split("\n")
-    kinds: dict[str, Kind] = {"file": "file", "folder": "folder", "other": "other", "missing": "missing"}
-    if len(answer) != 6 or answer[0] not in kinds or not answer[5]:  # noqa: PLR2004 - the six lines of _LOCATE
+    if len(answer) != 6 or answer[0] not in _KINDS or not answer[5]:  # noqa: PLR2004 - the six lines of _LOCATE
         raise ToolError(f"{path} leads nowhere: a broken or circular link, or a folder that is gone")
     kind, home, stamp, rest, start, real = answer
     if ".." in rest.split("/"):
@@ -146,7 +146,7 @@ async def locate(sandbox: Sandbox, path: str) -> Place:
         given=path,
         path=re.sub("/+", "/", real + rest),
         entry=re.sub("/+", "/", start + rest),
-        kind=kinds[kind],
+        kind=_KINDS[kind],
         size=int(stamp.split()[0]) if kind == "file" and stamp else 0,
         stamp=stamp,
         parents_missing=rest.strip("/").count("/") > 0,

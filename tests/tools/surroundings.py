@@ -6,10 +6,7 @@ from collections.abc import AsyncIterator
 
 from sandboxes.base import Sandbox, SandboxSpec
 from sandboxes.local import LocalBackend
-from tests.tools.standin import StandIn
 from tools.base import ToolContext, ToolLimits
-
-__all__ = ["StandIn", "surroundings"]
 
 _numbers = itertools.count(1)
 

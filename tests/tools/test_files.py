@@ -15,7 +15,6 @@ from tests.tools.file_sandbox import Rollout, rollout_in
 from tests.tools.surroundings import surroundings
 from tools.files import MAX_LINE_CHARS, WHOLE_FILE_BYTES, read_file, write_file
 from tools.patch import patch
-from tools.search import search_files
 from tools.text_files import clean, decode, is_binary, is_image, shown
 
 BOM = b"\xef\xbb\xbf"
@@ -171,7 +170,6 @@ def test_folders_and_broken_links_are_told_readably(rollout: Rollout) -> None:
 def test_a_working_folder_that_is_gone(rollout: Rollout) -> None:
     rollout.shell("mkdir lost; cd lost; rmdir ../lost")
     assert "error" in rollout.call(read_file, path="x")
-    assert "error" in rollout.call(search_files, pattern="x")
 
 
 # --- read_file: text or not ---

@@ -153,6 +153,44 @@ def test_files_that_are_too_large_are_left_to_the_terminal(rollout: Rollout) -> 
     assert "larger than" in replaced(rollout, "line", "x")["error"]
 
 
+FUNCTIONS = """\
+def load(path):
+    text = read(path)
+    return parse(text)
+
+def load(path):
+    lines = open(path).readlines()
+    return parse(text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "result"),
+    [
+        (FUNCTIONS, "def load(path):\n    data = fetch(url, 3)\n    return parse(text)", "pass", "refused: not found"),
+        ("a\r\nb\r\n", "a\nb", "a\nc\nd", "a\r\nc\r\nd\r\n"),
+        (
+            "def f():\n    if x:\n        return 1\n",
+            "  if x:\n    return 1",
+            "  if x:\n    y()\n    return 2",
+            "def f():\n    if x:\n        y()\n        return 2\n",
+        ),
+        ("x = 1\ny = 2\nx = 1\n", "x = 1", "x = 3", "refused: 2 times (lines 1, 3)"),
+        ("say \u201chi\u201d\n", 'say "hi"', "say no", "say no\n"),
+    ],
+)
+def test_misquoted_text_is_edited_in_the_right_place_or_not_at_all(
+    rollout: Rollout, text: str, old: str, new: str, result: str
+) -> None:
+    rollout.write("f.txt", text)
+    answer = replaced(rollout, old, new)
+    if result.startswith("refused: "):
+        assert result.removeprefix("refused: ") in answer["error"]
+        result = text
+    assert rollout.bytes("f.txt") == result.encode()
+    assert answer["success"] is (result != text)
+
+
 # --- mode=patch ---
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.tools.file_sandbox import Rollout, rollout_in
 from tools.base import JsonObject
-from tools.files import write_file
 from tools.search import _extended, _without_braces, search_files
 
 PROGRAMS = "sh find grep sort tr xargs cut sed head tail wc readlink stat cat"
@@ -44,7 +43,7 @@ def folder_of_programs(folder: Path, engine: str) -> str:
         pytest.param("busybox", marks=pytest.mark.skipif(not BUSYBOX, reason="needs busybox")),
     ]
 )
-def rollout(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rollout]:
+def everywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rollout]:
     folder = tmp_path / "work"
     folder.mkdir()
     with rollout_in(folder, folder_of_programs(tmp_path / "programs", request.param)) as opened:
@@ -73,17 +72,17 @@ def lines(result: JsonObject) -> list[tuple[str, int, str]]:
 # --- target=content ---
 
 
-def test_matches_have_path_line_and_content(rollout: Rollout) -> None:
-    rollout.write("a.py", "import os\ndef f():\n    return 1\n")
-    rollout.write("sub/b.py", "x = 1\n\n    def g(): pass\r\n")
-    assert search(rollout, r"def \w+") == {
+def test_matches_have_path_line_and_content(everywhere: Rollout) -> None:
+    everywhere.write("a.py", "import os\ndef f():\n    return 1\n")
+    everywhere.write("sub/b.py", "x = 1\n\n    def g(): pass\r\n")
+    assert search(everywhere, r"def \w+") == {
         "total_count": 2,
         "matches": [
             {"path": "a.py", "line": 2, "content": "def f():"},
             {"path": "sub/b.py", "line": 3, "content": "    def g(): pass"},
         ],
     }
-    assert search(rollout, "nothing like it") == {"total_count": 0, "matches": []}
+    assert search(everywhere, "nothing like it") == {"total_count": 0, "matches": []}
 
 
 def test_five_matches_and_more_are_grouped_by_file(rollout: Rollout) -> None:
@@ -110,34 +109,34 @@ PATTERNS = {  # each with the lines of a file that it finds
 }
 
 
-def test_patterns_mean_the_same_everywhere(rollout: Rollout) -> None:
+def test_patterns_mean_the_same_everywhere(everywhere: Rollout) -> None:
     for number, (pattern, (found, others)) in enumerate(PATTERNS.items()):
-        rollout.write(f"f{number}", "\n".join([*others, *found]))
-        assert [content for _, _, content in lines(search(rollout, pattern, path=f"f{number}"))] == found, pattern
+        everywhere.write(f"f{number}", "\n".join([*others, *found]))
+        assert [content for _, _, content in lines(search(everywhere, pattern, path=f"f{number}"))] == found, pattern
 
 
-def test_bad_patterns_are_told(rollout: Rollout) -> None:
-    rollout.write("f", "a\n")
+def test_bad_patterns_are_told(everywhere: Rollout) -> None:
+    everywhere.write("f", "a\n")
     for pattern in ("a(", "[a"):
-        assert "Bad pattern" in search(rollout, pattern)["error"]
+        assert "Bad pattern" in search(everywhere, pattern)["error"]
     for pattern in ("", "a\nb", "a\0b"):
-        assert "one line" in search(rollout, pattern)["error"]
+        assert "one line" in search(everywhere, pattern)["error"]
 
 
-def test_hidden_files_are_left_out(rollout: Rollout) -> None:
+def test_hidden_files_are_left_out(everywhere: Rollout) -> None:
     for name in ("seen", ".env", ".git/config", "sub/.hidden/x", "sub/.hidden.txt", "sub/seen.txt"):
-        rollout.write(name, "needle\n")
-    assert [path for path, _, _ in lines(search(rollout, "needle"))] == ["seen", "sub/seen.txt"]
-    assert [path for path, _, _ in lines(search(rollout, "needle", file_glob="*.txt"))] == ["sub/seen.txt"]
-    assert search(rollout, "*", target="files")["files"] == ["seen", "sub/seen.txt"]
-    assert search(rollout, "env", target="files")["files"] == []
-    assert lines(search(rollout, "needle", path=".env")) == [(".env", 1, "needle")]
-    assert lines(search(rollout, "needle", path=".git")) == [(".git/config", 1, "needle")]
+        everywhere.write(name, "needle\n")
+    assert [path for path, _, _ in lines(search(everywhere, "needle"))] == ["seen", "sub/seen.txt"]
+    assert [path for path, _, _ in lines(search(everywhere, "needle", file_glob="*.txt"))] == ["sub/seen.txt"]
+    assert search(everywhere, "*", target="files")["files"] == ["seen", "sub/seen.txt"]
+    assert search(everywhere, "env", target="files")["files"] == []
+    assert lines(search(everywhere, "needle", path=".env")) == [(".env", 1, "needle")]
+    assert lines(search(everywhere, "needle", path=".git")) == [(".git/config", 1, "needle")]
 
 
-def test_paths_are_written_as_given(rollout: Rollout) -> None:
-    rollout.write("sub dir/f's.txt", "needle\n")
-    folder = str(rollout.folder)
+def test_paths_are_written_as_given(everywhere: Rollout) -> None:
+    everywhere.write("sub dir/f's.txt", "needle\n")
+    folder = str(everywhere.folder)
     for path, expected in {
         "sub dir": "sub dir/f's.txt",
         "sub dir/": "sub dir/f's.txt",
@@ -148,7 +147,7 @@ def test_paths_are_written_as_given(rollout: Rollout) -> None:
         "~/sub dir": "~/sub dir/f's.txt",
         "sub dir/../sub dir": "sub dir/../sub dir/f's.txt",
     }.items():
-        assert lines(search(rollout, "needle", path=path)) == [(expected, 1, "needle")]
+        assert lines(search(everywhere, "needle", path=path)) == [(expected, 1, "needle")]
 
 
 def test_a_path_that_is_no_file_or_folder_is_told(rollout: Rollout) -> None:
@@ -157,9 +156,9 @@ def test_a_path_that_is_no_file_or_folder_is_told(rollout: Rollout) -> None:
         assert "not found" in search(rollout, "x", path=path)["error"]
 
 
-def test_names_can_be_narrowed(rollout: Rollout) -> None:
+def test_names_can_be_narrowed(everywhere: Rollout) -> None:
     for name in ("a.py", "b.ts", "c.tsx", "sub/d.py", "sub/deep/e.py"):
-        rollout.write(name, "needle\n")
+        everywhere.write(name, "needle\n")
     for glob, expected in {
         "*.py": ["a.py", "sub/d.py", "sub/deep/e.py"],
         "*.{ts,tsx}": ["b.ts", "c.tsx"],
@@ -168,7 +167,7 @@ def test_names_can_be_narrowed(rollout: Rollout) -> None:
         "d.p?": ["sub/d.py"],
         "*.nope": [],
     }.items():
-        found = search(rollout, "needle", file_glob=glob, output_mode="files_only")
+        found = search(everywhere, "needle", file_glob=glob, output_mode="files_only")
         assert sorted(found["files"]) == expected, glob
 
 
@@ -186,65 +185,65 @@ def test_long_lines_are_cut_and_the_whole_is_bounded(rollout: Rollout) -> None:
     assert lines(search(rollout, "needle", limit=200, path="many", offset=shown))[0][1] == shown + 1
 
 
-def test_pages(rollout: Rollout) -> None:
-    rollout.write("f", "".join(f"needle {number}\n" for number in range(1, 11)))
-    first = search(rollout, "needle", limit=4)
+def test_pages(everywhere: Rollout) -> None:
+    everywhere.write("f", "".join(f"needle {number}\n" for number in range(1, 11)))
+    first = search(everywhere, "needle", limit=4)
     assert [number for _, number, _ in lines(first)] == [1, 2, 3, 4]
     assert (first["total_count"], first["truncated"], first["hint"]) == (10, True, "Go on with offset=4.")
-    last = search(rollout, "needle", limit=4, offset=8)
+    last = search(everywhere, "needle", limit=4, offset=8)
     assert [number for _, number, _ in lines(last)] == [9, 10]
     assert "truncated" not in last
-    assert lines(search(rollout, "needle", offset=50)) == []
-    assert len(lines(search(rollout, "needle", limit=0, offset=-3))) == 1
+    assert lines(search(everywhere, "needle", offset=10**30)) == []
+    assert len(lines(search(everywhere, "needle", limit=0, offset=-3))) == 1
 
 
-def test_context_shows_the_lines_around(rollout: Rollout) -> None:
-    rollout.write("f", "1\n2\nneedle 3\n4\n5\n6\nneedle 7\n8\n9\nneedle 10")
-    rollout.write("g-5-g", "needle\n\nlast:3:x\n")
-    result = search(rollout, "needle", context=1)
+def test_context_shows_the_lines_around(everywhere: Rollout) -> None:
+    everywhere.write("f", "1\n2\nneedle 3\n4\n5\n6\nneedle 7\n8\n9\nneedle 10")
+    everywhere.write("g-5-g", "needle\n\nlast:3:x\n")
+    result = search(everywhere, "needle", context=1)
     assert result["total_count"] == 4
     assert result["matches_text"] == (
         "f\n  2- 2\n  3: needle 3\n  4- 4\n  6- 6\n  7: needle 7\n  8- 8\n  9- 9\n  10: needle 10\n"
         "g-5-g\n  1: needle\n  2- "
     )
-    alone = search(rollout, "needle", context="2", path="g-5-g")
+    alone = search(everywhere, "needle", context="2", path="g-5-g")
     assert alone["matches"][0] == {"path": "g-5-g", "line": 1, "content": "needle"}
     assert alone["matches"][2] == {"path": "g-5-g", "line": 3, "content": "last:3:x", "context": True}
-    assert len(lines(search(rollout, "needle 7", context=999))) == 10
+    assert len(lines(search(everywhere, "needle 7", context=999))) == 10
 
 
-def test_binary_files_do_not_get_in_the_way(rollout: Rollout) -> None:
-    rollout.write("a.bin", b"\0\1\2" * 1000 + b"other\n\xff\xfe")
-    rollout.write("b.txt", b"needle \xff here\n")
-    result = search(rollout, "needle")
+def test_binary_files_do_not_get_in_the_way(everywhere: Rollout) -> None:
+    everywhere.write("a.bin", b"\0\1\2" * 1000 + b"other\n\xff\xfe")
+    everywhere.write("b.txt", b"needle \xff here\n")
+    result = search(everywhere, "needle")
     assert [(path, number) for path, number, _ in lines(result)] in ([("b.txt", 1)], [])
 
 
 # --- other outputs ---
 
 
-def test_files_and_counts(rollout: Rollout) -> None:
-    rollout.write("a", "x\nx\n")
-    rollout.write("b:3", "x\n")
-    rollout.write("c", "y:0\n")
-    assert search(rollout, "x", output_mode="files_only") == {"total_count": 2, "files": ["a", "b:3"]}
-    assert search(rollout, "x", output_mode="count") == {"total_count": 3, "counts": {"a": 2, "b:3": 1}}
-    assert search(rollout, "x", output_mode="count", limit=1) == {
+def test_files_and_counts(everywhere: Rollout) -> None:
+    everywhere.write("a", "x\nx\n")
+    everywhere.write("b:3", "x\n")
+    everywhere.write("c", "y:0\n")
+    assert search(everywhere, "x", output_mode="files_only") == {"total_count": 2, "files": ["a", "b:3"]}
+    assert search(everywhere, "x", output_mode="count") == {"total_count": 3, "counts": {"a": 2, "b:3": 1}}
+    assert search(everywhere, "x", output_mode="count", limit=1) == {
         "total_count": 3,
         "counts": {"a": 2},
         "truncated": True,
         "hint": "Go on with offset=1.",
     }
-    assert search(rollout, "z", output_mode="files_only") == {"total_count": 0, "files": []}
-    assert search(rollout, "z", output_mode="count") == {"total_count": 0, "counts": {}}
-    assert [content for _, _, content in lines(search(rollout, "y:0"))] == ["y:0"]
+    assert search(everywhere, "z", output_mode="files_only") == {"total_count": 0, "files": []}
+    assert search(everywhere, "z", output_mode="count") == {"total_count": 0, "counts": {}}
+    assert [content for _, _, content in lines(search(everywhere, "y:0"))] == ["y:0"]
 
 
-def test_files_by_name(rollout: Rollout) -> None:
+def test_files_by_name(everywhere: Rollout) -> None:
     for name in ("a.py", "test_a.py", "sub/test_b.py", "sub/notes.md"):
-        rollout.write(name, "")
+        everywhere.write(name, "")
     files = [
-        search(rollout, pattern, target="files", path=path)["files"]
+        search(everywhere, pattern, target="files", path=path)["files"]
         for pattern, path in {"test_*.py": ".", "*.{md,py}": "sub", "notes": ".", "*": "sub/notes.md"}.items()
     ]
     assert files == [
@@ -253,7 +252,7 @@ def test_files_by_name(rollout: Rollout) -> None:
         ["sub/notes.md"],
         ["sub/notes.md"],
     ]
-    page = search(rollout, "*.py", target="files", limit=2, offset=1)
+    page = search(everywhere, "*.py", target="files", limit=2, offset=1)
     assert (page["files"], page["total_count"]) == (["sub/test_b.py", "test_a.py"], 3)
 
 
@@ -282,7 +281,7 @@ def test_the_same_search_is_warned_of_and_then_blocked(rollout: Rollout) -> None
 
 def test_a_search_that_finds_something_new_is_another_one(rollout: Rollout) -> None:
     for number in range(6):
-        rollout.call(write_file, path=f"f{number}", content="needle\n")
+        rollout.write(f"f{number}", "needle\n")
         assert "warning" not in search(rollout, "needle", output_mode="count")
 
 

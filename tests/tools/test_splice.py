@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tools.fuzzy import MatchError, find
 from tools.splice import edit, splice
+from tools.text_files import TextFile, decode
 
 
 def refusal(text: str, old: str, new: str, *, replace_all: bool = False) -> str:
@@ -152,6 +153,13 @@ def test_an_exact_match_is_taken_as_it_is_written() -> None:
     assert edit("  a\n  b\n", "a\n  b", "a\n      c").text == "  a\n      c\n"
 
 
+def test_one_line_quoted_with_less_indentation_is_indented_like_the_file() -> None:
+    text = "if a:\n    return 1\n"
+    assert edit(text, "  return 1", "  if b:\n    return 2").text == "if a:\n    if b:\n        return 2\n"
+    assert edit(text, "  return", "  yield").text == "if a:\n    yield 1\n"
+    assert edit("x foo\n  foo\n", " foo", " bar", replace_all=True).text == "x bar\n  bar\n"
+
+
 def test_a_match_inside_a_line_indents_the_lines_that_follow() -> None:
     text = "x = f(a,  b)\n        g(c)\n"
     assert edit(text, "f(a, b)\n        g(c)", "f(a, b)\n        h(c)").text == "x = f(a,  b)\n        h(c)\n"
@@ -201,6 +209,18 @@ def test_outside_the_places_every_byte_stays(text: str, last: str, old: str, new
         assert result.startswith(text[:start])
         assert result.endswith(text[end:])
         assert len(result) >= start + len(text) - end
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), QUOTE)
+def test_bytes_around_an_edit_stay_whatever_they_are(before: bytes, after: bytes, new: str) -> None:
+    file = decode(before + b"\n\tthe place\t\n" + after)
+    try:
+        edited = edit(file.text, "the  place\n", f"{new}\n")
+    except MatchError:
+        return
+    data = TextFile(edited.text, file.bom).encode()
+    assert data.startswith(before + b"\n")
+    assert data.endswith(b"\n" + after)
 
 
 @given(TEXT, LINE, QUOTE, QUOTE)
