@@ -27,8 +27,8 @@ from types import FrameType
 from typing import Any
 
 import fire
-from endpoints.launch import EndpointError, check_endpoint, start_endpoint
 
+from endpoints.launch import EndpointError, check_endpoint, start_endpoint
 from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
 from rollout.console import Console, say
@@ -85,15 +85,16 @@ class BatchRunner:
         RunDirError or PoolError when the run cannot go on: what is recorded stays, and ``resume`` goes on from it.
         """
         plan = prepare(self.config)
-        if not check_endpoint(self.config.base_url, self.config.model):
-            self._api_key(self.config.base_url)
-        check_run(self.config.run_name, resume=self.config.resume)
-        with plan.dataset, RunDir.open(self.config.run_name, resume=self.config.resume) as run_dir:
-            self.console.open_log(run_dir.log_path)
-            try:
-                return self._run_in(run_dir, plan)
-            finally:
-                self.console.close_log()
+        with plan.dataset:
+            if not check_endpoint(self.config.base_url, self.config.model):
+                self._api_key(self.config.base_url)
+            self._check_run()
+            with RunDir.open(self.config.run_name, resume=self.config.resume) as run_dir:
+                self.console.open_log(run_dir.log_path)
+                try:
+                    return self._run_in(run_dir, plan)
+                finally:
+                    self.console.close_log()
 
     def _run_in(self, run_dir: RunDir, plan: Plan) -> RunReport:
         self.console.log("trace", f"starts: {self._public_config()}; {_versions()}")
@@ -192,6 +193,13 @@ class BatchRunner:
             files=[leg.run_dir.path / name for name in (TRAJECTORIES, STATISTICS)],
         )
 
+    def _check_run(self) -> None:
+        """Raise UsageError when the run's folder must not be used; nothing of the run has begun yet."""
+        try:
+            check_run(self.config.run_name, resume=self.config.resume)
+        except RunDirError as error:
+            raise UsageError(str(error)) from None
+
     def _api_key(self, base_url: str) -> str:
         """Return the key for the endpoint. Raises UsageError."""
         explicit = self.config.api_key.get_secret_value() if self.config.api_key else None
@@ -218,7 +226,8 @@ class BatchRunner:
         if past.dataset.get("sha256", plan.dataset.sha256) != plan.dataset.sha256:
             changes.append("the dataset has changed")
         if changes:
-            self.console.log("warning", f"this run was begun otherwise: {'; '.join(changes)}; each row says what made it")
+            text = f"this run was begun otherwise: {'; '.join(changes)}; each row says what made it"
+            self.console.log("warning", text)
 
 
 def main(argv: list[str] | None = None) -> int:

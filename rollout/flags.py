@@ -134,7 +134,8 @@ def help_text() -> str:
     for name in FLAGS:
         lines.append(f"  --{name}{_default_words(name)}")
         lines.append(f"      {_OWN_TEXT.get(name) or RunConfig.model_fields[name].description}")
-    lines += ["", "exit codes: 0 every sample done; 1 some failed or were not run; 2 bad usage or input; 130 interrupted"]
+    lines.append("")
+    lines += ["exit codes: 0 every sample done, 1 some failed or were not run, 2 bad usage or input, 130 interrupted"]
     return "\n".join(lines)
 
 

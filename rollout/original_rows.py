@@ -60,8 +60,8 @@ def _has_our_keys(row: Row) -> bool:
     columns = ((name, _BLANK[name].keys()) for name in ("metadata", "tool_stats", "tool_error_counts"))
     if not all(isinstance(row[name], dict) and row[name].keys() == keys for name, keys in columns):
         return False
-    turns = _list(row["conversations"])
-    return bool(turns) and all(isinstance(turn, dict) and ("tool_calls" in turn) == (turn.get("from") == "gpt") for turn in turns)
+    turns = [turn for turn in _list(row["conversations"]) if isinstance(turn, dict)]
+    return bool(turns) and all(("tool_calls" in turn) == (turn.get("from") == "gpt") for turn in turns)
 
 
 def _shaped(value: Any, blank: Any) -> Any:

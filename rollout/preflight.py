@@ -46,7 +46,8 @@ def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
         dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples))
         sandbox, image_sandbox, warning = _choose_sandboxes(config, dataset)
         on_error.pop_all()
-    return Plan(dataset, distribution, unavailable, sandbox, image_sandbox, limits, tuple(filter(None, [warning, *warnings])))
+    told = tuple(filter(None, [warning, *warnings]))
+    return Plan(dataset, distribution, unavailable, sandbox, image_sandbox, limits, told)
 
 
 def unavailable_toolsets() -> dict[str, str]:

@@ -39,8 +39,8 @@ _MAX_NAME_BYTES = 255
 def check_run(run_name: str, *, resume: bool, data: Path = DATA) -> Path:
     """Return the run's folder, after checking that it may be used; nothing is touched.
 
-    Raises RunDirError: on a name that is not one path component, on a folder that is a link to another, and, without
-    ``resume``, on one that another process has or that holds rows.
+    Raises RunDirError: on a name that is not one path component, on a folder that is a link to another or that another
+    process has, and, without ``resume``, on one that holds rows.
     """
     folder = data / _checked_name(run_name)
     with explained(f"use {folder}"):
@@ -49,10 +49,11 @@ def check_run(run_name: str, *, resume: bool, data: Path = DATA) -> Path:
         for path in (data, folder):
             if os.path.lexists(path) and not path.is_dir():
                 raise RunDirError(f"{path} is not a folder: move it away, or choose another run_name")
-        if not resume and folder.exists():
+        if folder.exists():
             if RunLock.held(folder):
                 RunLock.acquire(folder).release()  # tells who holds it
-            _refuse_rows(folder)
+            if not resume:
+                _refuse_rows(folder)
     return folder
 
 

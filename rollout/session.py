@@ -46,7 +46,7 @@ class Stage:
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any], log: Log) -> Stage:
-        """Make it of the pool's first frame: config, base_url, model, api_key, distribution, unavailable, sandbox, limits."""
+        """Make it of the pool's first frame: its keys are read here, and what they hold is said by the fields above."""
         config = RunConfig.model_validate(settings["config"])
         asked = config.model_copy(update={"base_url": settings["base_url"], "model": settings["model"]})
         return cls(
@@ -106,7 +106,8 @@ class Session:
         usable = [name for name in self.drawn if name not in stage.unavailable]
         self.toolbox = Toolbox(offered(usable), ToolContext(self.sandbox.open, stage.limits), stage.secrets)
         limits = AgentLimits(max_turns=stage.config.max_turns, log_prefix_chars=stage.config.log_prefix_chars)
-        self.agent = Agent(sample.prompt, stage.model, self.toolbox, limits, self._log_call if stage.config.verbose else None)
+        log = self._log_call if stage.config.verbose else None
+        self.agent = Agent(sample.prompt, stage.model, self.toolbox, limits, log)
         self.started = time.monotonic()
 
     async def run(self) -> Row:

@@ -12,7 +12,6 @@ more: the number of processes is not limited either, and what root alone may rea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import platform
@@ -75,11 +74,8 @@ class BubblewrapBackend:
     async def open(self, spec: SandboxSpec) -> HostSandbox:
         """See the protocol. The working folder appears at ``spec.cwd``; in the system's folders it must be there."""
         users = await asyncio.to_thread(_users)
-        folder = folders.create()
-        with contextlib.ExitStack() as undo:
-            undo.callback(folders.remove_tree, folder.root)
+        with folders.fresh() as folder:
             sandbox = HostSandbox(_plan(self.name, folder, spec, users))
-            undo.pop_all()
         await sandbox.open()
         return sandbox
 
@@ -93,22 +89,31 @@ def _users() -> Sequence[str]:
     """Find out which isolation of users works here by trying. Raises SandboxError when bwrap does not work at all."""
     if not shutil.which("bwrap"):
         raise SandboxError("bubblewrap is not installed (bwrap is not on PATH); install the package bubblewrap")
-    folder = folders.create()
     complaint = ""
-    try:
-        for users in _USERS:
-            arguments = [*_bwrap(users, folder, WORKSPACE, network=True), "/bin/sh", "-c", ":"]
-            tried = subprocess.run(
-                arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
-            )
-            if tried.returncode == 0:
-                return users
-            complaint = tried.stderr.strip()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        complaint = str(error)
-    finally:
-        folders.remove_tree(folder.root)
+    for users in _USERS:
+        complaint = _try(users)
+        if not complaint:
+            return users
     raise SandboxError(f"bwrap does not work here ({complaint}); it needs user namespaces, or to be installed setuid")
+
+
+def _try(users: Sequence[str]) -> str:
+    """Start and end a sandbox; return what bwrap says against it."""
+    with folders.fresh() as folder:
+        try:
+            tried = subprocess.run(
+                [*_bwrap(users, folder, WORKSPACE, network=True), "/bin/sh", "-c", ":"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PROBE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer for {PROBE_SECONDS:.0f} s"
+        finally:
+            folders.remove_tree(folder.root)
+    return "" if tried.returncode == 0 else tried.stderr.strip() or f"exit code {tried.returncode}"
 
 
 def _bwrap(users: Sequence[str], folder: Folder, workspace: str, *, network: bool) -> list[str]:

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +69,20 @@ def base() -> Path:
     return path
 
 
-def create() -> Folder:
-    """Make a folder for a new sandbox of this process. Raises SandboxError."""
+@contextlib.contextmanager
+def fresh() -> Iterator[Folder]:
+    """Make a folder for a sandbox that is about to be built; it goes again when that fails. Raises SandboxError."""
+    folder = _create()
+    with contextlib.ExitStack() as undo:
+        undo.callback(remove_tree, folder.root)
+        try:
+            yield folder
+        except OSError as error:
+            raise SandboxError(f"the sandbox's folder cannot be used: {error}") from error
+        undo.pop_all()
+
+
+def _create() -> Folder:
     me = processes.process(os.getpid())
     if me is None:
         raise SandboxError("/proc does not show this process; sandboxes need a mounted /proc")

@@ -19,10 +19,11 @@ from sandboxes.shell_words import UNKNOWN, Command, Reader, TooDeepError, writte
 
 # Nobody removes these whole, nor all that is in them.
 SHARED_FOLDERS = (
-    "/", "/home", "/media", "/mnt", "/nix", "/opt", "/root", "/run", "/snap", "/srv", "/tmp", "/usr/local", "/usr/src",
-    "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/local/share",
-    "/var", "/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/tmp",
-)  # fmt: skip  # noqa: S108 (names, nothing is written)
+    "/", "/home", "/media", "/mnt", "/nix", "/opt", "/root", "/run", "/snap", "/srv",
+    "/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/local/share", "/usr/src",
+    "/var", "/var/cache", "/var/lib", "/var/log", "/var/spool",
+    "/tmp", "/var/tmp",  # noqa: S108 (names, nothing is written)
+)  # fmt: skip
 # Nor anything below these, but for what people put there themselves.
 SYSTEM_TREES = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr",

@@ -99,6 +99,8 @@ class Job:
     def connect_stdin(self) -> None:
         """Stay as a writer only, now that the command reads, so that its end is noticed."""
         reading_too = self._stdin_fd
+        if reading_too < 0:  # it has ended already
+            return
         try:
             self._stdin_fd = os.open(self._files["in"], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:  # it has ended, or closed its stdin, already

@@ -8,7 +8,6 @@ The guard refuses commands that are plainly meant to harm the host; it is a net 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -30,17 +29,18 @@ class LocalBackend:
     name = "local"
     takes_images = False
 
+    def __init__(self, command_shell: str = "") -> None:
+        """``command_shell``: a path; "" for bash where there is one, else sh."""
+        self._command_shell = command_shell
+
     def unavailable(self) -> str:
         """See the protocol."""
         return "" if Path("/proc/self/stat").exists() else "sandbox local needs Linux with a mounted /proc"
 
     async def open(self, spec: SandboxSpec) -> HostSandbox:
         """See the protocol. An absolute ``spec.cwd`` must be there; a relative one is made in the working folder."""
-        folder = folders.create()
-        with contextlib.ExitStack() as undo:
-            undo.callback(folders.remove_tree, folder.root)
-            sandbox = HostSandbox(_plan(self.name, folder, spec))
-            undo.pop_all()
+        with folders.fresh() as folder:
+            sandbox = HostSandbox(self._plan(folder, spec))
         await sandbox.open()
         return sandbox
 
@@ -48,23 +48,22 @@ class LocalBackend:
         """See the protocol."""
         return folders.sweep()
 
-
-def _plan(kind: str, folder: Folder, spec: SandboxSpec) -> Plan:
-    command_shell = shutil.which("bash") or "/bin/sh"
-    channel = str(folder.channel)
-    resident = [command_shell, f"{channel}/resident", channel, command_shell, str(folder.root)]
-    real_home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
-    return Plan(
-        kind=kind,
-        folder=folder,
-        launch=partial(launch, resident, {"HOME": str(folder.home)}),  # by which its processes are found
-        destroy=partial(_destroy, folder),
-        environment=environment.variables(spec, home=str(folder.home), tmp=str(folder.tmp)),
-        workspace=_first_folder(folder, spec.cwd),
-        channel=channel,
-        restartable=True,
-        refuse=lambda command, cwd: guard(command, home=real_home, cwd=cwd),
-    )
+    def _plan(self, folder: Folder, spec: SandboxSpec) -> Plan:
+        command_shell = self._command_shell or shutil.which("bash") or "/bin/sh"
+        channel = str(folder.channel)
+        resident = [command_shell, f"{channel}/resident", channel, command_shell, str(folder.root)]
+        real_home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
+        return Plan(
+            kind=self.name,
+            folder=folder,
+            launch=partial(launch, resident, {"HOME": str(folder.home)}),  # by which its processes are found
+            destroy=partial(_destroy, folder),
+            environment=environment.variables(spec, home=str(folder.home), tmp=str(folder.tmp)),
+            workspace=_first_folder(folder, spec.cwd),
+            channel=channel,
+            restartable=True,
+            refuse=lambda command, cwd: guard(command, home=real_home, cwd=cwd),
+        )
 
 
 def _first_folder(folder: Folder, cwd: str) -> str:

@@ -47,6 +47,7 @@ def reply(**values: Any) -> ScriptedReply:
 
 def script(scenes: Scenes) -> list[ScriptedReply]:
     """All scenes as one script; no prompt may be part of another."""
+    assert not [(one, other) for one in scenes for other in scenes if one != other and one in other]
     return [line.model_copy(update={"prompt": prompt}) for prompt, lines in scenes.items() for line in lines]
 
 

@@ -149,30 +149,30 @@ def test_numbers_go_on_above_files_and_checkpoint(place: Workplace) -> None:
 
 def test_lines_may_move_and_what_has_changed_is_told(place: Workplace) -> None:
     refusal = [reply(status=400, error="what is this?")]
-    place.dataset(["a", "b", "twin", "twin", "fails"])
-    with ScriptedEndpoint(script({"a": ANSWER, "b": ANSWER, "twin": ANSWER, "fails": refusal})) as endpoint:
+    place.dataset(["first", "second", "twin", "twin", "refused"])
+    with ScriptedEndpoint(script({"first": ANSWER, "second": ANSWER, "twin": ANSWER, "refused": refusal})) as endpoint:
         first = place.run(endpoint.base_url, batch_size=5)
     assert first.code == 1
     assert first.last_line.startswith("1 failed of 5 samples; resume with: python batch_runner.py ")
     assert first.last_line.endswith(" --resume")
 
-    place.dataset(["twin", "new", "fails", {"prompt": "a", "cwd": "elsewhere"}, "a", "twin"])
+    place.dataset(["twin", "new", "refused", {"prompt": "first", "cwd": "elsewhere"}, "first", "twin"])
     ended, asked = resumed(place, model="other", seed=3)
-    assert (ended.code, sorted(asked)) == (0, ["a", "fails", "new"])  # in another folder, a is another question
+    assert (ended.code, sorted(asked)) == (0, ["first", "new", "refused"])  # in another folder it is another question
     (told,) = [text for text in ended.stderr.splitlines() if text.startswith("warning: this run was begun otherwise")]
     assert "model was scripted, is other; seed was 0, is 3; the dataset has changed" in told
     rows = place.trajectories()
-    now = [row for row in rows if prompt_of(row) != "b"]
+    now = [row for row in rows if prompt_of(row) != "second"]
     assert [(row["prompt_index"], prompt_of(row), row["metadata"]["cwd"]) for row in now] == [
         (0, "twin", ""),
         (1, "new", ""),
-        (2, "fails", ""),
-        (3, "a", "elsewhere"),
-        (4, "a", ""),
+        (2, "refused", ""),
+        (3, "first", "elsewhere"),
+        (4, "first", ""),
         (5, "twin", ""),
     ]
     assert [row["metadata"]["model"] for row in now] == ["scripted", "other", "other", "other", "scripted", "scripted"]
-    assert [prompt_of(row) for row in rows].count("b") == 1  # its line is gone, its row is not
+    assert [prompt_of(row) for row in rows].count("second") == 1  # its line is gone, its row is not
     statistics = place.json("statistics.json")
     assert statistics["outcomes"] == {"completed": 7, "not_completed": 0, "partial": 0, "discarded": 0, "failed": 0}
     assert [(leg["model"], leg["seed"], leg["rows"]) for leg in statistics["legs"]] == [("scripted", 0, 5), ("other", 3, 3)]
