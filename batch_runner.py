@@ -11,19 +11,29 @@ Nothing imports this file: worker processes start from rollout/spawner.py.
 
 from __future__ import annotations
 
+from rollout.interrupt import (
+    EXIT_INTERRUPTED,
+    Interrupt,
+    catch_signals,
+    ignore_signals,
+    interrupted_line,
+    resume_command,
+)
+
+if __name__ == "__main__":  # before the slow imports, so that a signal during them is told like any other
+    catch_signals(Interrupt(), unwind=False)
+
 import os
 import platform
-import shlex
-import signal
+import subprocess
 import sys
 import time
-import traceback
 from array import array
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
-from types import FrameType
 from typing import Any
 
 import fire
@@ -31,23 +41,25 @@ import fire
 from endpoints.launch import EndpointError, check_endpoint, start_endpoint
 from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
-from rollout.console import Console, say
+from rollout.console import Console, fill_closed_streams, say
 from rollout.filters import drop_reason
 from rollout.flags import UsageError, check_words, help_text, switch, to_config
 from rollout.keys import api_key_for, host_of
 from rollout.leg import Leg
 from rollout.merge import TRAJECTORIES, MergeRules
 from rollout.original_rows import complete_row
-from rollout.pool import Interrupt, Pool, PoolError
+from rollout.pool import Pool, PoolError
 from rollout.preflight import Plan, PreflightError, prepare, unavailable_toolsets
-from rollout.report import EXIT_DONE, EXIT_INCOMPLETE, EXIT_INTERRUPTED, RunReport, render
+from rollout.report import EXIT_DONE, EXIT_INCOMPLETE, RunReport, render
 from rollout.resume import NO_ROW, Match, match_rows
 from rollout.row_index import RowIndex
 from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
 from rollout.samples import DatasetError
-from rollout.secrecy import wipe_proc
+from rollout.secrecy import wipe_proc, without_secrets
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
+from sandboxes import BACKENDS
+from sandboxes.base import SandboxError
 from toolsets import DISTRIBUTIONS, DistributionError
 
 __all__ = ["BatchRunner", "RunConfig", "RunReport", "main"]
@@ -55,7 +67,7 @@ EXIT_BAD_USAGE = 2
 AUTO_PER_WORKER = 8  # rollouts in flight per worker unless the user or the endpoint says otherwise
 # What is wrong with the input, and what goes wrong with a run that was right to start.
 _BAD_INPUT = (UsageError, DatasetError, DistributionError, PreflightError, EndpointError)
-_BAD_LUCK = (RunDirError, PoolError)
+_BAD_LUCK = (RunDirError, PoolError, SandboxError)
 
 
 class BatchRunner:
@@ -87,14 +99,11 @@ class BatchRunner:
         plan = prepare(self.config)
         with plan.dataset:
             if not check_endpoint(self.config.base_url, self.config.model):
-                self._api_key(self.config.base_url)
+                self.console.secrets = (self._api_key(self.config.base_url),)
             self._check_run()
-            with RunDir.open(self.config.run_name, resume=self.config.resume) as run_dir:
-                self.console.open_log(run_dir.log_path)
-                try:
-                    return self._run_in(run_dir, plan)
-                finally:
-                    self.console.close_log()
+            run_dir = RunDir.open(self.config.run_name, resume=self.config.resume)
+            with run_dir, self.console.logging_to(run_dir.log_path):
+                return self._run_in(run_dir, plan)
 
     def _run_in(self, run_dir: RunDir, plan: Plan) -> RunReport:
         self.console.log("trace", f"starts: {self._public_config()}; {_versions()}")
@@ -106,6 +115,7 @@ class BatchRunner:
         match = match_rows(plan.dataset.keys, rows)
         facts = DatasetFacts(str(self.config.dataset_file), plan.dataset.sha256, len(plan.dataset))
         checkpoint = run_dir.start_checkpoint(self._public_config(), facts, rows, match)
+        run_dir.save_checkpoint(checkpoint, at_any_cost=True)
         leg = Leg(self.config, plan.dataset, run_dir, checkpoint, self.console)
         if pending := match.pending():
             if self.config.resume:
@@ -115,19 +125,25 @@ class BatchRunner:
             match = match_rows(plan.dataset.keys, rows)
         elif self.config.resume:
             self.console.log("info", f"all {len(plan.dataset)} samples are done already; nothing is asked again")
-        run_dir.save_checkpoint(checkpoint, at_any_cost=True)
         return self._finish(leg, plan, rows, match)
 
     def _work(self, leg: Leg, plan: Plan, pending: array[int]) -> None:
-        """Run the pending samples in worker processes."""
+        """Run the pending samples in worker processes, after removing the sandboxes of runs that were killed."""
+        for kind in filter(None, {plan.sandbox, plan.image_sandbox}):
+            if swept := BACKENDS[kind].sweep():
+                self.console.log("info", f"removed {swept} {kind} sandboxes that a dead run had left behind")
         with ExitStack() as stack:
-            base_url, model, per_worker = self.config.base_url, self.config.model, AUTO_PER_WORKER
-            log_path = leg.run_dir.log_path
-            endpoint = start_endpoint(base_url, model, log_path, lambda text: self.console.log("info", text))
+            base_url, model = self.config.base_url, self.config.model
+            workers = min(self.config.num_workers, len(pending))
+            per_worker = AUTO_PER_WORKER
+            tell = partial(self.console.log, "info")
+            endpoint = start_endpoint(base_url, model, leg.run_dir.log_path, tell, without_secrets(os.environ))
             if endpoint:
                 stack.callback(endpoint.close)
                 base_url, model = endpoint.base_url, endpoint.model or model
-                per_worker = endpoint.concurrency or per_worker
+                if endpoint.max_in_flight:
+                    workers = min(workers, endpoint.max_in_flight)
+                    per_worker = endpoint.max_in_flight // workers
             settings = Frame(
                 {
                     "type": "settings",
@@ -144,11 +160,11 @@ class BatchRunner:
             )
             pool = Pool(
                 settings,
-                num_workers=min(self.config.num_workers, len(pending)),
+                num_workers=workers,
                 per_worker=self.config.concurrency or per_worker,
                 on_log=lambda line: self.console.log(line["level"], line["text"]),
                 interrupt=self.interrupt,
-                log_file=stack.enter_context(log_path.open("ab", buffering=0)),
+                log_file=self.console.log_file or subprocess.DEVNULL,
             )
             leg.run(pending, stack.enter_context(pool))
 
@@ -166,7 +182,7 @@ class BatchRunner:
             run_name=self.config.run_name,
             distribution=plan.distribution.name,
             total_prompts=len(plan.dataset),
-            total_batches=len(leg.checkpoint.batch_stats),
+            total_batches=-(-len(plan.dataset) // self.config.batch_size),
             batch_size=self.config.batch_size,
             model=self.config.model,
             completed_at=datetime.now(UTC).astimezone().isoformat(timespec="milliseconds"),
@@ -232,28 +248,28 @@ class BatchRunner:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, prints the report on stdout and everything else on stderr."""
-    argv = sys.argv[1:] if argv is None else argv
+    resume = resume_command(sys.orig_argv if argv is None else ["python", "batch_runner.py", *argv])
     wipe_proc()
+    fill_closed_streams()
     console = Console()
     try:
-        return _command(argv, console)
+        return _command(sys.argv[1:] if argv is None else argv, console, resume)
     except _BAD_INPUT as error:
         console.log("error", str(error))
         return EXIT_BAD_USAGE
     except _BAD_LUCK as error:
-        console.log("error", f"{error}; resume with: {_resume_command(argv)}")
+        console.log("error", f"{error}; resume with: {resume}")
         return EXIT_INCOMPLETE
     except KeyboardInterrupt:
-        console.log("warning", f"interrupted; resume with: {_resume_command(argv)}")
+        console.log("warning", interrupted_line(resume))
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the other place that records whatever goes wrong
-        console.log("trace", traceback.format_exc())
         text = f"a fault of this program: {type(error).__name__}: {error}"
-        console.log("error", f"{text}; resume with: {_resume_command(argv)}")
+        console.log("error", f"{text}; resume with: {resume}")
         return EXIT_INCOMPLETE
 
 
-def _command(argv: list[str], console: Console) -> int:
+def _command(argv: list[str], console: Console, resume: str) -> int:
     typed = _read_flags(argv)
     for name, text in (("help", help_text), ("list_distributions", _distributions_text)):
         if switch(name, typed.get(name, "false")):
@@ -262,8 +278,8 @@ def _command(argv: list[str], console: Console) -> int:
     config = to_config(typed)
     console.verbose = config.verbose
     interrupt = Interrupt()
-    _catch_signals(interrupt)
-    report = BatchRunner(config, console, interrupt, _resume_command(argv)).run()
+    catch_signals(interrupt, unwind=True)
+    report = BatchRunner(config, console, interrupt, resume).run()
     say(render(report).rstrip("\n"), sys.stdout)
     return report.exit_code
 
@@ -292,17 +308,6 @@ def _read_flags(argv: list[str]) -> dict[str, str]:
     return typed
 
 
-def _resume_command(argv: list[str]) -> str:
-    """Return the command that goes on with this run, without the API key."""
-    words: list[str] = []
-    key_follows = False
-    for word in argv:
-        if not key_follows and word.replace("-", "_").partition("=")[0] not in ("__api_key", "__resume"):
-            words.append(word)
-        key_follows = word.replace("-", "_") == "__api_key"
-    return shlex.join(["python", "batch_runner.py", *words, "--resume"])
-
-
 def _distributions_text() -> str:
     """Return the distributions by name, with each toolset's chance and what is missing here."""
     unavailable = unavailable_toolsets()
@@ -316,18 +321,7 @@ def _distributions_text() -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-def _catch_signals(interrupt: Interrupt) -> None:
-    """Let SIGINT, SIGTERM and SIGHUP stop the run: while rollouts run by asking, else by KeyboardInterrupt."""
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        interrupt.request()
-        if not interrupt.listening:
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
-            signal.signal(number, on_signal)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    ignore_signals()
+    sys.exit(code)

@@ -1,10 +1,138 @@
-"""temporary shim by the lead; helper-3 overwrites"""
-from endpoints.child import EndpointError as EndpointError
+"""Starting the models that come with the program: a child process per run, found by the words of ``--base_url``.
+
+``scripted:FILE`` answers from prepared replies, ``embedded`` is a small real model; any other base_url is somebody
+else's endpoint and none of this file's business. Nothing heavy is imported here: the child does that, and ends when
+this process does (see child.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from endpoints.child import EndpointError
+from endpoints.script import ScriptError, load_script
+
+__all__ = ["Endpoint", "EndpointError", "check_endpoint", "start_endpoint"]
+
+SCRIPTED = "scripted:"
+EMBEDDED = "embedded"
+EMBEDDED_CONCURRENCY = 2  # more rollouts at once only wait for the same cores
+_START_SECONDS = {"scripted": 60.0, "embedded": 900.0}  # the first start of embedded joins and checks 1.1 GB
+_END_SECONDS = 5.0
+_ROOT = Path(__file__).resolve().parent.parent
+_CHILD = """import runpy, sys
+sys.path.insert(0, sys.argv.pop(1))
+name = sys.argv.pop(1)
+runpy.run_module(name, run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass
+class Endpoint:
+    """An endpoint of our own that is ready. Close it; it also ends by itself when this process does."""
+
+    base_url: str
+    model: str  # the name to ask for; "" leaves the user's
+    max_in_flight: int | None  # rollouts at once that it is any use to start; None: any number
+    process: subprocess.Popen[bytes]
+
+    def close(self) -> None:
+        """End its process."""
+        _end(self.process)
 
 
 def check_endpoint(base_url: str, model: str) -> bool:
+    """Tell whether the endpoint is one of ours, after checking that it can be started. Raises EndpointError."""
+    if base_url.startswith(SCRIPTED):
+        try:
+            load_script(base_url.removeprefix(SCRIPTED))
+        except ScriptError as error:
+            raise EndpointError(str(error)) from None
+        return True
+    if base_url == EMBEDDED:
+        from endpoints.weights import check_embedded  # noqa: PLC0415 - only where it is asked for
+
+        check_embedded(model)
+        return True
     return False
 
 
-def start_endpoint(base_url, model, log_path, tell):  # type: ignore
-    return None
+def start_endpoint(
+    base_url: str, model: str, log_path: Path, tell: Callable[[str], None], environ: Mapping[str, str] = os.environ
+) -> Endpoint | None:
+    """Start the endpoint if it is one of ours, else return None; ``tell`` gets lines about what is waited for.
+
+    What the process itself prints goes to ``log_path``; ``environ`` is its environment. Raises EndpointError.
+    """
+    if base_url.startswith(SCRIPTED):
+        words = ["endpoints.scripted", base_url.removeprefix(SCRIPTED)]
+    elif base_url == EMBEDDED:
+        words = ["endpoints.embedded", model]
+    else:
+        return None
+    kind = words[0].partition(".")[2]
+    with log_path.open("ab", buffering=0) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(_ROOT), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=dict(environ),
+            start_new_session=True,  # Ctrl-C is the run's business
+        )
+    try:
+        ready = _wait_ready(process, kind, tell)
+    except BaseException:  # whatever stops the waiting, the process must not stay
+        _end(process)
+        raise
+    return Endpoint(ready["base_url"], ready["model"], EMBEDDED_CONCURRENCY if kind == EMBEDDED else None, process)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], kind: str, tell: Callable[[str], None]) -> dict[str, str]:
+    for line in _lines(process.stdout, _START_SECONDS[kind]):
+        if "ready" in line:
+            ready: dict[str, str] = line["ready"]
+            return ready
+        if "error" in line:
+            raise EndpointError(line["error"])
+        tell(line["progress"])
+    raise EndpointError(f"the {kind} endpoint did not start; the run's log says why")
+
+
+def _lines(pipe: IO[bytes] | None, limit_seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield what the child says, until it ends or the time is over."""
+    if pipe is None:
+        return
+    deadline = time.monotonic() + limit_seconds
+    data = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while selector.select(max(deadline - time.monotonic(), 0)):
+            chunk = os.read(pipe.fileno(), 65_536)
+            if not chunk:
+                return
+            *whole, data = (data + chunk).split(b"\n")
+            for line in whole:
+                yield json.loads(line)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            with suppress(OSError):
+                pipe.close()
+    try:
+        process.wait(timeout=_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -22,7 +22,7 @@ _MAX_DEPTH = 12  # deeper, and around a recursive $ref, any value goes
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a model may write zeros without end
 # Prose: no line begins with { or <, where a sham call or a made-up result would be.
-_TEXT = r"/[\p{L}0-9\x22'*-][^\n]*(\n+[^{<\n][^\n]*)*\n*/"
+_TEXT = r"/[\p{L}0-9\x22'*-][^\n]*(\n+[^{<`\n][^\n]*)*\n*/"
 _THINK = r'"<think>\nI will " /[^<{\n]{10,240}/ "\n</think>\n"'  # "I will": a plan, not advice to the user
 
 

@@ -139,19 +139,25 @@ class Agent:
     async def turns(self) -> StopReason:
         """Go through the turns."""
         for _ in range(self.limits.max_turns):
-            answer = await self.ask(self.toolbox.definitions)
+            answer = await self.ask()
             if not answer.tool_calls:
                 return "completed"
             await self.answer_calls(answer.tool_calls)
-        self.messages.append(UserMessage(SUMMARY_REQUEST))
-        await self.ask(())
+        await self.summarise()
         return "turn_limit"
 
-    async def ask(self, tools: Sequence[ToolDefinition]) -> AssistantMessage:
+    async def summarise(self) -> None:
+        """Ask once, without tools, for a last word; one that cannot be used is left out."""
+        self.messages.append(UserMessage(SUMMARY_REQUEST))
+        reply = await self.reply(())
+        if not _unusable(reply):
+            self.messages.append(reply.message)
+
+    async def ask(self) -> AssistantMessage:
         """Add the model's next message, asking again while its answers cannot be used."""
         seen: Counter[Unusable] = Counter()
         while True:
-            reply = await self.reply(tools)
+            reply = await self.reply(self.toolbox.definitions)
             unusable = _unusable(reply)
             if not unusable:
                 break

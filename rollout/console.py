@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +19,10 @@ from typing import IO, Any, TextIO
 
 from tqdm import tqdm
 
+from rollout.files import explained
+from tools.redact import redact
+
 PLAIN_PROGRESS_SECONDS = 30.0  # without a terminal: a line so often
-
-
-def no_masking(text: str) -> str:
-    """Return the text as it is."""
-    return text
 
 
 @dataclass
@@ -32,23 +31,26 @@ class Console:
 
     verbose: bool = False
     quiet: bool = False
-    mask: Callable[[str], str] = no_masking
+    secrets: tuple[str, ...] = ()  # masked wherever they stand, like all that is key-shaped
     log_file: IO[bytes] | None = None
     progress: Progress | None = None
 
-    def open_log(self, path: Path) -> None:
-        """Append to the run's log file from now on. Raises OSError."""
-        self.log_file = path.open("ab", buffering=0)
-
-    def close_log(self) -> None:
-        """Write no more to the log file."""
-        if self.log_file:
+    @contextmanager
+    def logging_to(self, path: Path) -> Iterator[None]:
+        """Keep everything in the run's log file, and the traceback of what ends the block. Raises RunDirError."""
+        with explained(f"write {path}"):
+            self.log_file = path.open("ab", buffering=0)
+        try:
+            yield
+        finally:
+            if error := sys.exception():
+                self.log("trace", "".join(traceback.format_exception(error)))
             self.log_file.close()
             self.log_file = None
 
     def log(self, level: str, text: str) -> None:
         """Print a line (``call`` and ``debug`` lines only when verbose) and keep it in the log file."""
-        text = self.mask(text)
+        text, _ = redact(text, self.secrets)
         if self.log_file:
             stamp = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
             line = f"{stamp} {level} {text}\n".encode(errors="backslashreplace")
@@ -133,9 +135,13 @@ def say(text: str, stream: TextIO | None) -> None:
     safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         print(safe, file=stream, flush=True)
-    except BrokenPipeError:
-        # The reader went away; without this, the interpreter would complain again at exit.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    except (OSError, ValueError):
-        return
+    except (OSError, ValueError):  # the reader went away, or the disk is full, or it is closed
+        with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())  # or the interpreter would try again at exit, and complain
+
+
+def fill_closed_streams() -> None:
+    """Put the null device where stdin, stdout or stderr is closed, lest a file of the run gets their numbers."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - stderr's number
+        pass
+    os.close(handle)

@@ -42,13 +42,17 @@ class Leg:
     _left_in_batch: dict[int, int] = field(default_factory=dict)
 
     def run(self, pending: array[int], pool: Pool) -> None:
-        """Run the pending samples (indices, ascending). Raises RunDirError, DatasetError, PoolError."""
+        """Run the pending samples (indices, ascending) and leave a true checkpoint.
+
+        Raises RunDirError, DatasetError, PoolError.
+        """
         progress = self.console.progress = Progress.start(len(pending)) if not self.console.quiet else None
         try:
             for group in pool.results(self._jobs(pending)):
                 self._take(group, pool)
                 if progress:
                     progress.advance(len(group), self._words(pool))
+            self.run_dir.save_checkpoint(self.checkpoint, at_any_cost=True)
         finally:
             if progress:
                 progress.close()
@@ -119,7 +123,7 @@ class Leg:
                 "use a model that reasons, or pass --keep_no_reasoning",
             )
         self._left_in_batch[batch_num] -= 1
-        return self._left_in_batch[batch_num] == 0
+        return self._left_in_batch[batch_num] == 0 and self._left_in_batch.pop(batch_num) == 0
 
     def _words(self, pool: Pool) -> str:
         words = [f"{pool.in_flight} in flight"]

@@ -18,10 +18,11 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
+from rollout.interrupt import Interrupt
 from rollout.messages import Failure
 from rollout.samples import Sample
 from rollout.spawner import Spawner
@@ -29,7 +30,8 @@ from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
 SILENCE_SECONDS = 60.0  # a worker that says nothing for so long is stuck; it says something every few seconds
 START_SECONDS = 180.0  # the same for its first word: importing on a machine that is short of everything
-STOP_SECONDS = 6.0  # what cancelled rollouts get to clean up before their worker is killed
+STOP_SECONDS = 4.0  # what cancelled rollouts get to clean up before their worker is killed
+_MAX_PAUSE_SECONDS = 2.0  # between two looks at the workers, when nothing keeps this process from looking
 _MAX_STILLBORN = 5  # workers that may die in a row before any said a word
 
 
@@ -56,25 +58,6 @@ class Outcome:
 
 
 @dataclass
-class Interrupt:
-    """Whether somebody asked the run to stop, and how often."""
-
-    count: int = 0
-    wake: Callable[[], None] | None = None  # set while a pool listens
-
-    @property
-    def listening(self) -> bool:
-        """Whether a pool will see the request by itself."""
-        return self.wake is not None
-
-    def request(self) -> None:
-        """Ask once more: the first time to stop cleanly, the second to stop at once. Safe in a signal handler."""
-        self.count += 1
-        if self.wake:
-            self.wake()
-
-
-@dataclass
 class _Worker:
     number: int
     socket: socket.socket
@@ -84,7 +67,7 @@ class _Worker:
     unsent: bytearray = field(default_factory=bytearray)
     pid: int = 0
     spoke: bool = False
-    heard_at: float = field(default_factory=time.monotonic)
+    silent_seconds: float = 0.0  # of the time that the parent was awake and listening
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -107,6 +90,7 @@ class Pool:
     _spawner: Spawner | None = None
     _numbers: int = 0
     _stillborn: int = 0
+    _listened_at: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Self:
         self._wake_reader, self._wake_writer = os.pipe()
@@ -157,16 +141,17 @@ class Pool:
 
     def _dispatch(self, pending: _Peekable) -> None:
         crew = [worker for worker in self._workers.values() if not worker.solo]
+        may_spawn = self._stillborn < _MAX_STILLBORN  # else until a living worker has spoken again
         while pending:
             worker = min(crew, key=lambda each: len(each.jobs), default=None)
-            if worker is None or (worker.jobs and len(crew) < self.num_workers):
+            if may_spawn and (worker is None or (worker.jobs and len(crew) < self.num_workers)):
                 worker = self._spawn(solo=False)
                 crew.append(worker)
-            if len(worker.jobs) >= self.per_worker:
+            if worker is None or len(worker.jobs) >= self.per_worker:
                 break
             self._give(worker, next(pending))
         solos = sum(worker.solo for worker in self._workers.values())
-        while self._suspects and solos < self.num_workers * self.per_worker:
+        while self._suspects and may_spawn and solos < self.num_workers * self.per_worker:
             self._give(self._spawn(solo=True), self._suspects.popleft())
             solos += 1
 
@@ -200,8 +185,7 @@ class Pool:
             else:
                 with suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
-        self._kill_silent()
-        return outcomes
+        return outcomes + self._bury_silent()
 
     def _read(self, worker: _Worker) -> list[Outcome]:
         try:
@@ -212,7 +196,7 @@ class Pool:
             data = b""
         if not data:
             return self._bury(worker)
-        worker.heard_at, worker.spoke, self._stillborn = time.monotonic(), True, 0
+        worker.silent_seconds, worker.spoke, self._stillborn = 0.0, True, 0
         outcomes = []
         for frame in worker.buffer.feed(data):
             if frame.header["type"] == "row":
@@ -227,14 +211,14 @@ class Pool:
     def _bury(self, worker: _Worker) -> list[Outcome]:
         self._forget(worker)
         self._stillborn += not worker.spoke
-        if self._stillborn >= _MAX_STILLBORN:
+        if self._stillborn >= _MAX_STILLBORN and not any(each.spoke for each in self._workers.values()):
             message = f"{_MAX_STILLBORN} workers in a row died while starting; the run's log says why"
             raise PoolError(message)
         if not worker.jobs:
             return []
         names = f"worker {worker.number} (pid {worker.pid})"
         self.on_log({"level": "warning", "text": f"{names} died with {len(worker.jobs)} rollouts in flight"})
-        if not worker.solo:
+        if not (worker.solo and worker.spoke):
             self._suspects.extend(worker.jobs.values())
             return []
         failure = Failure("worker_died", f"the worker process died twice while running this sample ({names})")
@@ -251,11 +235,13 @@ class Pool:
         if self._spawner:
             self._selector.unregister(self._spawner)
             self._spawner.close()
-        self._spawner = Spawner.start(self.log_file)
+        with _starting():
+            self._spawner = Spawner.start(self.log_file)
         self._selector.register(self._spawner, selectors.EVENT_READ)
 
     def _spawn(self, *, solo: bool) -> _Worker:
-        ours, theirs = socket.socketpair()
+        with _starting():
+            ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._numbers += 1
         worker = _Worker(self._numbers, ours, solo)
@@ -275,20 +261,20 @@ class Pool:
             self._selector.unregister(worker)
             worker.socket.close()
 
-    def _kill_silent(self) -> None:
+    def _bury_silent(self) -> list[Outcome]:
+        """Kill workers that are stuck; time in which this process was stopped itself says nothing about them."""
         now = time.monotonic()
+        passed, self._listened_at = min(now - self._listened_at, _MAX_PAUSE_SECONDS), now
+        outcomes = []
         for worker in list(self._workers.values()):
-            if now - worker.heard_at > (SILENCE_SECONDS if worker.spoke else START_SECONDS):
+            worker.silent_seconds += passed
+            if worker.silent_seconds > (SILENCE_SECONDS if worker.spoke else START_SECONDS):
                 self.on_log({"level": "warning", "text": f"worker {worker.number} is stuck; it is killed"})
-                worker.heard_at = now
-                self._kill(worker)
-
-    def _kill(self, worker: _Worker) -> None:
-        if worker.pid:
-            with suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
-        else:  # the spawner itself is stuck: what it was asked for never began
-            self._start_spawner()
+                if not worker.pid:  # the spawner itself is stuck: what it was asked for never began
+                    self._start_spawner()
+                _kill(worker)
+                outcomes += self._bury(worker)
+        return outcomes
 
     def _cancel_all(self) -> Iterator[list[Outcome]]:
         """Let running rollouts clean up for a few seconds; kill what is left, at once on a second interrupt."""
@@ -299,7 +285,23 @@ class Pool:
             yield from filter(None, [self._wait(timeout_seconds=0.2)])
         for worker in list(self._workers.values()):
             if worker.jobs:
-                self._kill(worker)
+                _kill(worker)
+
+
+def _kill(worker: _Worker) -> None:
+    if worker.pid:
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Turn what the system refuses into a PoolError."""
+    try:
+        yield
+    except OSError as error:
+        message = f"no worker process can be started ({error.strerror or error}); is --num_workers too high?"
+        raise PoolError(message) from error
 
 
 class _Peekable:

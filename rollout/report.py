@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollout.interrupt import EXIT_INTERRUPTED
 from rollout.statistics import OUTCOMES, RunStatistics, percent
 
 EXIT_DONE = 0
 EXIT_INCOMPLETE = 1
-EXIT_INTERRUPTED = 130
 
 _WIDTH = 96
 _QUOTE_CHARS = 240  # of a failure's example message

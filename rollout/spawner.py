@@ -11,6 +11,7 @@ the spawner answers ``{"number": n, "pid": pid}`` at once and ``{"number": n, "e
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -23,11 +24,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from rollout.secrecy import without_secrets
 
-WORKER_EXIT_SECONDS = 5.0  # what workers get to close their sandboxes once the parent has let go of them
+WORKER_EXIT_SECONDS = 3.5  # what workers get to close their sandboxes once the parent has let go of them
 _ROOT = Path(__file__).resolve().parent.parent
 _MESSAGE_BYTES = 4096
 
@@ -79,7 +81,7 @@ class Spawner:
         """End the process, after its workers, whose sockets must be closed by now; what does not end is killed."""
         self.control.close()
         try:
-            self.process.wait(timeout=2 * WORKER_EXIT_SECONDS)
+            self.process.wait(timeout=WORKER_EXIT_SECONDS + 1)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -121,7 +123,12 @@ class _Nursery:
             os.kill(key.data[1], signal.SIGKILL)
 
     def _fork(self, number: int, descriptor: int) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            sys.stderr.write(f"worker {number} cannot be forked: {error}\n")
+            os.close(descriptor)  # by which the parent sees that there is none
+            return
         if pid == 0:
             self.selector.close()
             self.control.close()
@@ -155,10 +162,15 @@ def _become_worker(descriptor: int) -> None:
         os._exit(code)
 
 
+def _leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
+    """Pass over what is sent to all processes of a run. Not ignored: commands in sandboxes would inherit that."""
+
+
 def main() -> None:
     """Run the spawner on the control socket whose number is the last argument."""
+    faulthandler.enable()  # what crashes leaves a trace in the run's log
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else signal.SIG_DFL)
+        signal.signal(number, _leave_it_to_the_parent)
     gc.disable()  # saves a tenth of the imports; what they made is then kept out of every later collection
     import rollout.worker as _worker  # noqa: PLC0415 - this is the import that is paid once
 

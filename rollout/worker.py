@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import socket
+import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from rollout.messages import Failure
-from rollout.rows import encode_row
+from rollout.rows import Row, encode_row
 from rollout.samples import Sample
 from rollout.session import Session, Stage
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
 PING_SECONDS = 5.0
-_CLOSE_SECONDS = 5.0  # what cancelled rollouts get to remove their sandboxes
+_CLOSE_SECONDS = 3.0  # what cancelled rollouts get to remove their sandboxes
+_END_SECONDS = 4  # after that the process is ended from outside: by the spawner, or by the kernel where that is gone
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Worker:
         while data := await self._read():
             for frame in buffer.feed(data):
                 await self._obey(frame)
+        signal.alarm(_END_SECONDS)
         pinging.cancel()
         await self._cancel_all()
         if self.stage:
@@ -61,7 +64,8 @@ class Worker:
                 sample = Sample(**frame.header["sample"])
                 task = asyncio.create_task(self._run(sample, frame.header["batch_num"]))
                 self.tasks.add(task)
-                task.add_done_callback(self.tasks.discard)
+                task.add_done_callback(self._ended)
+                await asyncio.sleep(0)  # it begins: a task that is cancelled before that ends without a row
             case "stop":
                 await self._cancel_all()
 
@@ -69,14 +73,24 @@ class Worker:
         assert self.stage is not None  # noqa: S101 - settings are the first frame
         session = Session(sample, batch_num, self.stage)
         try:
-            row = await session.run()
+            self._send_row(session, await session.run())
         except asyncio.CancelledError:
-            row = session.failed(Failure("interrupted", "the run was interrupted"))
+            self._send_row(session, session.failed(Failure("interrupted", "the run was interrupted")))
         except Exception as error:  # noqa: BLE001 - one of the two places that record whatever goes wrong
             self.log("error", f"prompt {sample.index}: {traceback.format_exc()}")
-            row = session.failed(Failure("internal", f"{type(error).__name__}: {error}"))
-        header = {"type": "row", "index": sample.index, "summary": session.summary(row)}
+            self._send_row(session, session.failed(Failure("internal", f"{type(error).__name__}: {error}")))
+
+    def _send_row(self, session: Session, row: Row) -> None:
+        header = {"type": "row", "index": session.sample.index, "summary": session.summary(row)}
         self._send(Frame(header, encode_row(row)))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End the process when not even a failure could be recorded: that is how the parent hears of it."""
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            traceback.print_exception(error)
+            sys.stderr.flush()
+            os._exit(1)
 
     def log(self, level: str, text: str) -> None:
         """Hand a line to the parent, which is the only one that prints."""
@@ -115,10 +129,4 @@ def warm_up() -> None:
 
 def main(connection: socket.socket) -> None:
     """Be a worker on this socket until it closes."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     asyncio.run(_serve(connection))
-
-
-def settings_frame(**settings: Any) -> Frame:
-    """Return the first frame of every worker; see ``Stage.from_settings`` for what is in it."""
-    return Frame({"type": "settings", **settings})

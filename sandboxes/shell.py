@@ -17,8 +17,8 @@ its end, else ``drop``), ``kill PID PARENT``, ``ping``. Line out, on stdout: ``p
 begin with their kind: ``p`` pid and parent, ``e`` the exported variables as shell text, ``d`` the folder, ``x`` the
 exit code. A control FIFO that ends without ``x`` means that the command was lost together with its watcher.
 
-When its stdin ends the resident kills what it started and, where it is told to, removes the sandbox's own folder: a
-worker that is gone leaves nothing behind.
+When its stdin ends the resident goes, and its pid namespace with it; or else, where it is told to, it first kills what
+it started and removes the sandbox's own folder. A worker that is gone leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-# Arguments: channel folder, shell for commands, folder to remove at the end ("" for none).
+# Arguments: channel folder, shell for commands, folder whose processes and self are removed at the end ("" for none).
 RESIDENT = r"""
 channel=$1 shell=$2 private=$3
 name=${shell##*/}
@@ -41,11 +41,11 @@ fi
 case $name in bash) get='<' ;; *) get="$(command -v cat) " ;; esac
 
 run() { # number, stdin, keep or drop
-    text=". $channel/$1.state 2>/dev/null; eval \"\$($get$channel/$1.cmd)\""
+    text=". $channel/$1.state 2>/dev/null; :; eval \"\$($get$channel/$1.cmd)\""
     [ "$3" = keep ] && text="$text; set -- \$? $1 said; . $channel/save"
     (
         exec 3>"$channel/$1.ctl"
-        $own "$shell" -c "$text" "$name" <"$2" >"$channel/$1.out" 2>&1 3>&-
+        (exec $own "$shell" -c "$text" "$name") <"$2" >"$channel/$1.out" 2>&1 3>&-
         printf 'x%s\000' "$?" >&3
     ) &
 }
@@ -65,7 +65,22 @@ kill_tree() {
             case $tree in *" $2 "* | *" $3 "* | *" $4 "*) kill -STOP "$pid"; tree="$tree$pid " ;; esac
         done
     done
-    for pid in ${tree#"$roots"} $roots; do [ "$pid" = $$ ] || kill -KILL "$pid"; done
+    for pid in ${tree#"$roots"} $roots; do kill -KILL "$pid"; done
+}
+
+# Kills whatever is in the resident's session, or was started with a HOME or TMPDIR in the sandbox's folder. Many of us
+# may do this at the same time, so the search is grep's, which is quick; it finds itself too, and is gone by then.
+kill_all() {
+    cd /proc
+    again=yes
+    while [ -n "$again" ]; do
+        again=
+        found=$(grep -laE "\) [^XZ] [0-9]+ [0-9]+ $$ |(HOME|TMPDIR)=$private/" [0-9]*/stat [0-9]*/environ)
+        for path in $found; do
+            pid=${path%%/*}
+            [ "$pid" != $$ ] && kill -KILL "$pid" && again=yes
+        done
+    done
 }
 
 # Caught, not ignored: what is ignored would stay ignored in every command.
@@ -76,9 +91,10 @@ while signalled=; read -r verb first second third || [ -n "$signalled" ]; do
     case $verb in
         run) run "$first" "$second" "$third" ;;
         kill)
-            [ "$leader" = parent ] || second=$first
-            kill -STOP "$first" "-$second"
-            kill_tree "$first" "$second"
+            [ "$leader" = parent ] && group=$second || group=$first
+            kill -STOP "$first" "-$group"
+            kill_tree "$first" "$group"
+            kill -CONT "$second"
             ;;
         ping) echo pong ;;
     esac
@@ -86,7 +102,7 @@ while signalled=; read -r verb first second third || [ -n "$signalled" ]; do
 done
 
 [ -n "$private" ] || exit 0
-kill_tree $$
+kill_all
 rm -rf "$private" || { chmod -R u+rwX "$private"; rm -rf "$private"; }
 """
 

@@ -357,6 +357,8 @@ class Reader:
 
     def _value_of(self, commands: list[Command]) -> str:
         """Return what a substitution writes where that is plain to see."""
+        if not commands:
+            return ""
         if len(commands) != 1 or not commands[0].words:
             return UNKNOWN
         if commands[0].words == ["pwd"]:

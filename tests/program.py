@@ -115,8 +115,8 @@ class Workplace:
             command, cwd=self.path, env=self.environ(), encoding="utf-8", errors="replace", **{**pipes, **streams}
         )
 
-    def run(self, base_url: str, timeout_seconds: float = 60, **flags: Any) -> Ended:
-        return self.ended(self.start(base_url, **flags), timeout_seconds)
+    def run(self, base_url: str, **flags: Any) -> Ended:
+        return self.ended(self.start(base_url, **flags))
 
     def run_words(self, *words: str) -> Ended:
         return self.ended(self.start_command(self.words(*words)))

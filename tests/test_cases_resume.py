@@ -153,7 +153,7 @@ def test_lines_may_move_and_what_has_changed_is_told(place: Workplace) -> None:
     with ScriptedEndpoint(script({"first": ANSWER, "second": ANSWER, "twin": ANSWER, "refused": refusal})) as endpoint:
         first = place.run(endpoint.base_url, batch_size=5)
     assert first.code == 1
-    assert first.last_line.startswith("1 failed of 5 samples; resume with: python batch_runner.py ")
+    assert first.last_line.startswith("1 failed of 5 samples; resume with: ")
     assert first.last_line.endswith(" --resume")
 
     place.dataset(["twin", "new", "refused", {"prompt": "first", "cwd": "elsewhere"}, "first", "twin"])

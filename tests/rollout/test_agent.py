@@ -138,12 +138,22 @@ def test_calls_in_the_summary_are_ignored() -> None:
     assert len(tools.ran) == 1
 
 
-@pytest.mark.parametrize("trouble", [says_text(""), ContextOverflowError("too long"), ModelError("server", "down")])
-def test_a_summary_that_never_comes_leaves_no_question_behind(trouble: Reply | Exception) -> None:
-    result, _ = run(calls(call()), trouble, limits=AgentLimits(max_turns=1))
+@pytest.mark.parametrize(
+    ("trouble", "stop_reason"),
+    [
+        (calls(call()), "turn_limit"),
+        (says_text(""), "turn_limit"),
+        (says_text("<think>and", "length"), "turn_limit"),
+        (ContextOverflowError("too long"), "context_overflow"),
+        (ModelError("server", "down"), "failed"),
+    ],
+)
+def test_a_summary_that_never_comes_leaves_no_question_behind(trouble: Reply | Exception, stop_reason: str) -> None:
+    result, script = run(calls(call()), trouble, limits=AgentLimits(max_turns=1))
     assert not result.completed
+    assert result.stop_reason == stop_reason
     assert isinstance(result.messages[-1], ToolMessage)
-    assert (result.failure is None) == result.partial
+    assert len(script.asked) == 2
 
 
 def test_a_variant_of_a_name_is_stored_under_the_right_one() -> None:

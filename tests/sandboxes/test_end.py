@@ -1,0 +1,176 @@
+"""What is left when a sandbox, or the process that owns it, has ended: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sandboxes import BACKENDS, folders
+from sandboxes.base import Sandbox, SandboxError
+from tests.sandboxes.support import MINUTE, SPEC, backend, descriptors, run, running, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+class TestEnd:
+    def test_nothing_is_left(self, kind: str) -> None:
+        async def body(sandbox: Sandbox) -> str:
+            await sandbox.exec("sleep 1000.8 & setsid sleep 1000.8 & nohup sleep 1000.8 &", timeout_seconds=MINUTE)
+            await sandbox.exec("(setsid sh -c 'sleep 1000.8 & :' >/dev/null 2>&1 &)", timeout_seconds=MINUTE)
+            await sandbox.start("sleep 1000.8")
+            await sandbox.exec(
+                "mkdir -p a/b; touch a/b/c; chmod 0 a/b a; mkdir ../ro 2>/dev/null", timeout_seconds=MINUTE
+            )
+            return str(sandbox._plan.folder.root)  # type: ignore[attr-defined]
+
+        folder = Path(run(kind, body))
+        assert not running("1000.8")
+        assert not folder.exists()
+
+    def test_twice(self, kind: str) -> None:
+        async def body(sandbox: Sandbox) -> None:
+            await asyncio.gather(sandbox.close(), sandbox.close())
+            await sandbox.close()
+
+        run(kind, body)
+
+    def test_with_commands_running(self, kind: str) -> None:
+        async def body(sandbox: Sandbox) -> None:
+            task = asyncio.create_task(sandbox.exec("sleep 1000.9", timeout_seconds=MINUTE))
+            while not running("1000.9"):
+                await asyncio.sleep(0.02)
+            await sandbox.close()
+            (error,) = await asyncio.gather(task, return_exceptions=True)
+            assert type(error).__name__ == "SandboxError"
+            assert not running("1000.9")
+
+        run(kind, body)
+
+    def test_descriptors_are_given_back(self, kind: str) -> None:
+        async def body(sandbox: Sandbox) -> None:
+            await sandbox.exec("sleep 1000.11 & echo x", timeout_seconds=MINUTE)
+            await sandbox.start("cat")
+
+        run(kind, body)
+        before = descriptors()
+        run(kind, body)
+        assert wait_until(lambda: descriptors() <= before)
+
+
+OWNER = """
+import asyncio, sys
+from sandboxes import BACKENDS
+from sandboxes.base import SandboxSpec
+
+async def main():
+    sandboxes = [await BACKENDS[sys.argv[1]].open(SandboxSpec("tests", "r1")) for _ in range(5)]
+    for sandbox in sandboxes:
+        await sandbox.exec("sleep 1000.21 & setsid sleep 1000.21 & nohup sleep 1000.21 >/dev/null 2>&1 &", timeout_seconds=60)
+        await sandbox.exec("mkdir a; touch a/b; chmod 0 a", timeout_seconds=60)
+        await sandbox.start("trap '' TERM HUP INT; while :; do sleep 1000.21; done")
+    print(*(sandbox._plan.folder.root for sandbox in sandboxes), flush=True)
+    await sandboxes[0].exec("sleep 1000.21", timeout_seconds=60)
+
+asyncio.run(main())
+"""
+
+
+class TestOwnerThatIsKilled:
+    def test_leaves_nothing(self, kind: str) -> None:
+        backend(kind)
+        owner = subprocess.Popen([sys.executable, "-c", OWNER, kind], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert owner.stdout
+        with owner, owner.stdout:
+            paths = [Path(path) for path in owner.stdout.readline().split()]
+            assert len(paths) == 5
+            assert wait_until(lambda: len(running("1000.21")) == 21)
+            owner.kill()
+        assert wait_until(lambda: not running("1000.21") and not any(path.exists() for path in paths), 5)
+
+    def test_daemons_are_swept(self) -> None:
+        script = OWNER.replace("setsid sleep 1000.21 &", "(setsid sleep 1000.22 >/dev/null 2>&1 &);").replace(
+            "1000.21", "1000.23"
+        )
+        owner = subprocess.Popen([sys.executable, "-c", script, "local"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert owner.stdout
+        with owner, owner.stdout:
+            assert owner.stdout.readline()
+            owner.kill()
+        assert wait_until(lambda: not running("1000.23"))
+        assert len(running("1000.22")) == 5
+        assert BACKENDS["local"].sweep() == 5
+        assert wait_until(lambda: not running("1000.22"))
+        assert BACKENDS["local"].sweep() == 0
+
+
+class TestSweep:
+    def test_folders_of_dead_owners_only(self) -> None:
+        dead = folders.base() / "999999999-1-1"
+        reused = folders.base() / f"{os.getpid()}-1-1"  # this pid, but not this process
+        strange = folders.base() / "notes"
+        for path in (dead, reused, strange):
+            path.mkdir()
+            (path / "file").touch()
+        try:
+            with folders.fresh() as mine:
+                assert folders.sweep() == 2
+                assert (dead.exists(), reused.exists(), strange.exists(), mine.root.exists()) == (
+                    False,
+                    False,
+                    True,
+                    True,
+                )
+                folders.remove_tree(mine.root)
+        finally:
+            folders.remove_tree(strange)
+
+    def test_folders_of_other_pid_namespaces_are_let_be(self) -> None:
+        foreign = folders.base() / "999999998-1-1"
+        (foreign / "channel").mkdir(parents=True)
+        (foreign / "channel" / "namespace").symlink_to("pid:[1]")
+        folders.sweep()
+        assert foreign.exists()
+        folders.remove_tree(foreign)
+
+    def test_a_base_that_is_not_ours_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        (tmp_path / f"batch-runner-{os.getuid()}").mkdir(mode=0o777)
+        (tmp_path / f"batch-runner-{os.getuid()}").chmod(0o777)
+        with pytest.raises(SandboxError, match="not a private folder"):
+            folders.base()
+
+
+def test_opening_that_is_cancelled(kind: str) -> None:
+    chosen = backend(kind)
+
+    async def main() -> None:
+        for delay in (0, 0.001, 0.005):
+            task = asyncio.ensure_future(chosen.open(SPEC))
+            await asyncio.sleep(delay)
+            task.cancel()
+            (opened,) = await asyncio.gather(task, return_exceptions=True)
+            if not isinstance(opened, BaseException):
+                await opened.close()
+
+    asyncio.run(main())
+    assert not [path for path in folders.base().iterdir() if path.name.startswith(f"{os.getpid()}-")]
+
+
+def test_two_hundred_at_once() -> None:
+    async def main() -> int:
+        sandboxes = await asyncio.gather(*(BACKENDS["local"].open(SPEC) for _ in range(200)))
+        try:
+            results = await asyncio.gather(*(sandbox.exec("echo hi", timeout_seconds=MINUTE) for sandbox in sandboxes))
+            assert {result.output for result in results} == {"hi\n"}
+            await sandboxes[0].exec("sleep 0.2", timeout_seconds=MINUTE)
+            return descriptors()
+        finally:
+            await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+
+    assert asyncio.run(main()) < 450
