@@ -43,8 +43,8 @@ from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
 from rollout.console import Console, fill_closed_streams, say
 from rollout.filters import drop_reason
-from rollout.flags import UsageError, check_words, help_text, switch, to_config
-from rollout.keys import api_key_for, host_of
+from rollout.flags import UsageError, checked_words, help_text, switch, to_config
+from rollout.keys import PLACEHOLDER_KEY, api_key_for, host_of
 from rollout.leg import Leg
 from rollout.merge import TRAJECTORIES, MergeRules
 from rollout.original_rows import complete_row
@@ -85,6 +85,7 @@ class BatchRunner:
         resume_command: str = "the same RunConfig with resume=True",
     ) -> None:
         self.config = config
+        self.asked_model = config.model  # what --model said; an endpoint of ours may answer as another
         self.console = console or Console(quiet=True)
         self.interrupt = interrupt or Interrupt()
         self.resume_command = resume_command
@@ -98,7 +99,9 @@ class BatchRunner:
         """
         plan = prepare(self.config)
         with plan.dataset:
-            if not check_endpoint(self.config.base_url, self.config.model):
+            if own_model := check_endpoint(self.config.base_url, self.config.model):
+                self.config = self.config.model_copy(update={"model": own_model})
+            else:
                 self.console.secrets = (self._api_key(self.config.base_url),)
             self._check_run()
             run_dir = RunDir.open(self.config.run_name, resume=self.config.resume)
@@ -128,19 +131,20 @@ class BatchRunner:
         return self._finish(leg, plan, rows, match)
 
     def _work(self, leg: Leg, plan: Plan, pending: array[int]) -> None:
-        """Run the pending samples in worker processes, after removing the sandboxes of runs that were killed."""
-        for kind in filter(None, {plan.sandbox, plan.image_sandbox}):
-            if swept := BACKENDS[kind].sweep():
-                self.console.log("info", f"removed {swept} {kind} sandboxes that a dead run had left behind")
+        """Run the pending samples in worker processes."""
+        if swept := _sweep(plan):
+            self.console.log("info", f"removed {swept} sandboxes that a dead run had left behind")
         with ExitStack() as stack:
-            base_url, model = self.config.base_url, self.config.model
+            stack.callback(_sweep, plan)  # after workers that died
+            base_url = self.config.base_url
             workers = min(self.config.num_workers, len(pending))
             per_worker = AUTO_PER_WORKER
             tell = partial(self.console.log, "info")
-            endpoint = start_endpoint(base_url, model, leg.run_dir.log_path, tell, without_secrets(os.environ))
+            environ = without_secrets(os.environ)
+            endpoint = start_endpoint(base_url, self.asked_model, leg.run_dir.log_path, tell, environ)
             if endpoint:
                 stack.callback(endpoint.close)
-                base_url, model = endpoint.base_url, endpoint.model or model
+                base_url = endpoint.base_url
                 if endpoint.max_in_flight:
                     workers = min(workers, endpoint.max_in_flight)
                     per_worker = endpoint.max_in_flight // workers
@@ -149,8 +153,7 @@ class BatchRunner:
                     "type": "settings",
                     "config": self.config.model_dump(mode="json", exclude={"api_key"}),
                     "base_url": base_url,
-                    "model": model,
-                    "api_key": self._api_key(base_url),
+                    "api_key": PLACEHOLDER_KEY if endpoint else self._api_key(base_url),
                     "distribution": asdict(plan.distribution),
                     "unavailable": plan.unavailable,
                     "sandbox": plan.sandbox,
@@ -284,6 +287,11 @@ def _command(argv: list[str], console: Console, resume: str) -> int:
     return report.exit_code
 
 
+def _sweep(plan: Plan) -> int:
+    """Remove what dead workers of this or an earlier run have left; return how many sandboxes that was."""
+    return sum(BACKENDS[kind].sweep() for kind in {plan.sandbox, plan.image_sandbox} - {""})
+
+
 def _versions() -> str:
     """Return what a bug report needs to know of this machine."""
     names = ("openai", "pydantic", "aiohttp", "fire", "docker")
@@ -293,17 +301,16 @@ def _versions() -> str:
 
 def _read_flags(argv: list[str]) -> dict[str, str]:
     """Return the flags as typed, every value as text. Raises UsageError."""
-    check_words(argv)
+    words = checked_words(argv)
     typed: dict[str, str] = {}
 
     def collect(*stray: str, **flags: str) -> None:
-        """Take whatever fire read; check_words has refused what is no flag."""
+        """Take whatever fire read; checked_words has refused what is no flag."""
         if stray:
             raise UsageError(f"unexpected word {stray[0]!r}; every option is written --flag=value")
         typed.update(flags)
 
     fire.decorators.SetParseFn(str)(collect)  # verbatim: 007 stays 007, 1e3 stays 1e3, a,b stays a,b
-    words = ["--help=true" if word == "--help" else word for word in argv]  # a bare --help is fire's own
     fire.Fire(collect, command=words)
     return typed
 

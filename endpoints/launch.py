@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from endpoints.child import EndpointError
 from endpoints.script import ScriptError, load_script
+from endpoints.weights import check_embedded, model_name
 
 __all__ = ["Endpoint", "EndpointError", "check_endpoint", "start_endpoint"]
 
@@ -42,7 +43,6 @@ class Endpoint:
     """An endpoint of our own that is ready. Close it; it also ends by itself when this process does."""
 
     base_url: str
-    model: str  # the name to ask for; "" leaves the user's
     max_in_flight: int | None  # rollouts at once that it is any use to start; None: any number
     process: subprocess.Popen[bytes]
 
@@ -51,20 +51,21 @@ class Endpoint:
         _end(self.process)
 
 
-def check_endpoint(base_url: str, model: str) -> bool:
-    """Tell whether the endpoint is one of ours, after checking that it can be started. Raises EndpointError."""
+def check_endpoint(base_url: str, model: str) -> str:
+    """Return the name of the model that will answer, after checking that our endpoint can be started.
+
+    Returns "" when the endpoint is not one of ours. Raises EndpointError.
+    """
     if base_url.startswith(SCRIPTED):
         try:
             load_script(base_url.removeprefix(SCRIPTED))
         except ScriptError as error:
             raise EndpointError(str(error)) from None
-        return True
+        return model
     if base_url == EMBEDDED:
-        from endpoints.weights import check_embedded  # noqa: PLC0415 - only where it is asked for
-
         check_embedded(model)
-        return True
-    return False
+        return model_name(model)
+    return ""
 
 
 def start_endpoint(
@@ -95,7 +96,7 @@ def start_endpoint(
     except BaseException:  # whatever stops the waiting, the process must not stay
         _end(process)
         raise
-    return Endpoint(ready["base_url"], ready["model"], EMBEDDED_CONCURRENCY if kind == EMBEDDED else None, process)
+    return Endpoint(ready["base_url"], EMBEDDED_CONCURRENCY if kind == EMBEDDED else None, process)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], kind: str, tell: Callable[[str], None]) -> dict[str, str]:

@@ -21,8 +21,7 @@ _MAX_DEPTH = 12  # deeper, and around a recursive $ref, any value goes
 # Without these separators the model is held to compact JSON, which is not its habit, and writes nonsense.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a model may write zeros without end
-# Prose: no line begins with { or <, where a sham call or a made-up result would be.
-_TEXT = r"/[\p{L}0-9\x22'*-][^\n]*(\n+[^{<`\n][^\n]*)*\n*/"
+_TEXT = r"/[\p{L}0-9\x22'*-][^\n]*(\n+[^{<`\n][^\n]*)*/"
 _THINK = r'"<think>\nI will " /[^<{\n]{10,240}/ "\n</think>\n"'  # "I will": a plan, not advice to the user
 
 
@@ -37,11 +36,11 @@ def call_grammar(tools: Mapping[str, Schema], *, think: bool, text: bool) -> str
         rules.append(f"arguments{number}: %json {json.dumps(argument_schema(schema))}")
         rules.append(f'call{number}: {opening} arguments{number} "}}"')
         choices.append(f"call{number}")
-    rules.append(f"text: {_TEXT}")
+    if text:
+        rules.append(f"text: {_TEXT}")
+        choices.append("text")
     rules.append(f"think: {_THINK}")
-    call = f"({' | '.join(choices)})" if choices else ""
-    reply = {(True, True): f"{call} | text {call}?", (True, False): call}.get((bool(choices), text), "text")
-    rules.append(f"start: {'think ' if think else ''}({reply})")
+    rules.append(f"start: {'think ' if think else ''}({' | '.join(choices)})")
     return "\n".join(["%llguidance {}", *rules, ""])
 
 

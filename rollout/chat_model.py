@@ -73,12 +73,14 @@ class OpenAIChatModel:
         api_key: str,
         limits: CallLimits = CallLimits(),
         observe: Observer = lambda *_: None,
+        log: Callable[[str], None] = lambda _: None,  # told of every try that is repeated
     ) -> None:
         self._base_url = config.base_url
         self._api_key = api_key or PLACEHOLDER_KEY
         self._dialect = Dialect(config)
         self._limits = limits
         self._observe = observe
+        self._log = log
         self._client: openai.AsyncOpenAI | None = None
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Reply:
@@ -97,6 +99,7 @@ class OpenAIChatModel:
                 delay = attempts.delay_after(error)
                 if delay is None:
                     raise ModelError(error.verdict.kind, told) from None
+                self._log(f"{told}; trying again in {delay:.1f} s")
             await asyncio.sleep(delay)
 
     async def close(self) -> None:

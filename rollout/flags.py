@@ -36,11 +36,16 @@ class UsageError(ValueError):
     """The user's mistake on the command line, told in one line."""
 
 
-def check_words(argv: Sequence[str]) -> None:
-    """Refuse what fire would let pass or run into: stray words, unknown flags, a text flag without its value."""
+def checked_words(argv: Sequence[str]) -> list[str]:
+    """Return the words as ``--flag=value``, each flag with its value: fire would take ``-v`` or ``-`` for its own.
+
+    Raises UsageError for what fire would let pass: stray words, unknown flags, a text flag without its value.
+    """
+    words: list[str] = []
     before = ""  # the flag of the last word, where that word had no value of its own
     for word in argv:
         if before and (word.lower() in _SWITCH_WORDS if before in SWITCHES else not word.startswith("--")):
+            words[-1] = f"--{before}={word}"
             before = ""
             continue
         _refuse_missing(before)
@@ -50,10 +55,13 @@ def check_words(argv: Sequence[str]) -> None:
         name = name.replace("-", "_")
         if name not in FLAGS:
             raise UsageError(_unknown_flag(name))
-        if equals and not value and name != "ephemeral_system_prompt":
-            _refuse_missing(name)
+        words.append(f"--{name}={value if equals else 'true'}")
         before = "" if equals else name
     _refuse_missing(before)
+    for name, _, value in (word[2:].partition("=") for word in words):
+        if not value and name != "ephemeral_system_prompt":
+            _refuse_missing(name)
+    return words
 
 
 def _refuse_missing(flag: str) -> None:
@@ -68,7 +76,7 @@ def _unknown_flag(name: str) -> str:
 
 
 def switch(name: str, text: str) -> bool:
-    """Return a switch's value: bare (fire gives "True"), true or false in any case."""
+    """Return a switch's value: true or false in any case."""
     word = text.strip().lower()
     if word not in _SWITCH_WORDS:
         raise UsageError(f"--{name}={text!r} is no switch value; write --{name}, --{name}=true or --{name}=false")
@@ -120,7 +128,7 @@ def _read_prefill(path: Path) -> list[Any]:
         messages = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--prefill_messages_file={path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--prefill_messages_file={path} is not JSON: {error}") from None
     if not isinstance(messages, list):
         raise UsageError(f"--prefill_messages_file={path} must hold a JSON array of {{role, content}} objects")

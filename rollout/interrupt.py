@@ -9,12 +9,11 @@ long, an alarm stands in for the impatient user's second signal.
 from __future__ import annotations
 
 import os
-import shlex
+import shlex  # not when it is needed: a signal may come in the middle of another import
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
@@ -23,12 +22,12 @@ _LAST_SECONDS = 1  # from the second one on, where it does not end the process b
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass
 class Interrupt:
-    """Whether somebody asked the run to stop, and how often."""
+    """Whether somebody asked the run to stop, and how often (``count``)."""
 
-    count: int = 0
-    wake: Callable[[], None] | None = None  # set while a pool listens
+    def __init__(self) -> None:
+        self.count = 0
+        self.wake: Callable[[], None] | None = None  # set while a pool listens
 
     @property
     def listening(self) -> bool:

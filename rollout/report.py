@@ -56,10 +56,10 @@ class RunReport:
 
     @property
     def exit_code(self) -> int:
-        """0 when every sample is done, 130 when interrupted, else 1."""
-        if self.interrupted:
-            return EXIT_INTERRUPTED
-        return EXIT_INCOMPLETE if self.failed or self.not_run else EXIT_DONE
+        """0 when every sample is done, else 130 when interrupted, else 1."""
+        if not self.failed and not self.not_run:
+            return EXIT_DONE
+        return EXIT_INTERRUPTED if self.interrupted else EXIT_INCOMPLETE
 
 
 def render(report: RunReport) -> str:

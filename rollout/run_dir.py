@@ -154,7 +154,8 @@ class RunDir:
     def write_json(self, name: str, value: Any, *, indent: int | None = None) -> None:
         """Replace a JSON file of the run at once. Raises RunDirError; the old file then stays."""
         with replaced(self.path / name) as file:
-            file.write(json.dumps(value, ensure_ascii=False, indent=indent).encode() + b"\n")
+            text = json.dumps(value, ensure_ascii=False, indent=indent)
+            file.write(text.encode(errors="replace") + b"\n")  # names of files need be no text
 
 
 def _checked_name(run_name: str) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from model_tools import Toolbox, offered
@@ -48,10 +49,10 @@ class Stage:
     def from_settings(cls, settings: dict[str, Any], log: Log) -> Stage:
         """Make it of the pool's first frame: its keys are read here, and what they hold is said by the fields above."""
         config = RunConfig.model_validate(settings["config"])
-        asked = config.model_copy(update={"base_url": settings["base_url"], "model": settings["model"]})
+        asked = config.model_copy(update={"base_url": settings["base_url"]})
         return cls(
             config=config,
-            model=OpenAIChatModel(asked, settings["api_key"]),
+            model=OpenAIChatModel(asked, settings["api_key"], log=partial(log, "debug")),
             distribution=Distribution(**settings["distribution"]),
             unavailable=settings["unavailable"],
             sandbox=settings["sandbox"],

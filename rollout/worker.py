@@ -77,7 +77,7 @@ class Worker:
         except asyncio.CancelledError:
             self._send_row(session, session.failed(Failure("interrupted", "the run was interrupted")))
         except Exception as error:  # noqa: BLE001 - one of the two places that record whatever goes wrong
-            self.log("error", f"prompt {sample.index}: {traceback.format_exc()}")
+            self.log("trace", f"prompt {sample.index}: {traceback.format_exc()}")
             self._send_row(session, session.failed(Failure("internal", f"{type(error).__name__}: {error}")))
 
     def _send_row(self, session: Session, row: Row) -> None:

@@ -29,6 +29,7 @@ from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.folders import Folder
 from sandboxes.host_sandbox import HostSandbox, Plan
 from sandboxes.resident import launch
+from sandboxes.shell_sandbox import Inside
 
 HOME = "/home/user"
 WORKSPACE = "/workspace"
@@ -146,11 +147,10 @@ def _plan(kind: str, folder: Folder, spec: SandboxSpec, users: Sequence[str]) ->
     return Plan(
         kind=kind,
         folder=folder,
+        inside=Inside(variables, first_folder),
+        channel=CHANNEL,
         launch=partial(launch, _watched(folder, [*bwrap, *resident]), {"HOME": str(folder.home)}),
         destroy=_destroy,
-        environment=variables,
-        workspace=first_folder,
-        channel=CHANNEL,
         restartable=False,
     )
 

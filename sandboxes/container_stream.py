@@ -10,11 +10,20 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 HEADER_BYTES = 8
 STDERR = 2
 UNPACED_BYTES = 16 << 20  # so much is read as fast as it comes
 PACE = 3  # afterwards: seconds of pause for each second spent reading
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The streams of a process that was just started."""
+
+    socket: socket.socket
+    early: bytes = b""  # what was already read from it
 
 
 class ContainerStream(asyncio.Protocol):
@@ -36,9 +45,14 @@ class ContainerStream(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
 
-    async def connect(self, connection: socket.socket) -> None:
-        """Take over a connected socket."""
-        await self._loop.connect_accepted_socket(lambda: self, connection)
+    async def connect(self, connection: Connection) -> None:
+        """Take over a connection."""
+        self._take(connection.early)
+        try:
+            await self._loop.connect_accepted_socket(lambda: self, connection.socket)
+        finally:
+            if not self._transport:
+                connection.socket.close()
 
     @property
     def is_open(self) -> bool:
@@ -53,6 +67,10 @@ class ContainerStream(asyncio.Protocol):
     async def drain(self) -> None:
         """Wait until little of what was sent still waits here."""
         await self._writable.wait()
+
+    def drop_input(self) -> None:
+        """Take note that nobody reads the process's stdin any more: what is sent is lost, and not waited for."""
+        self._writable.set()
 
     def end_input(self) -> None:
         """End the process's stdin."""

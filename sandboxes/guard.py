@@ -259,6 +259,8 @@ class _Guard:
     def _absolute(self, path: str) -> str:
         """Return a normal absolute path, "" when it cannot be known."""
         folder = self._folder()
+        if path.startswith("/") and not path.replace(UNKNOWN, "").strip("/*."):
+            return "/"  # what is not known may be nothing
         if UNKNOWN in path or not (path.startswith("/") or folder):
             return ""
         return "/" + os.path.normpath(os.path.join(folder, path)).lstrip("/")  # noqa: PTH118 (text, no file is meant)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from sandboxes.folders import Folder
 from sandboxes.guard import guard
 from sandboxes.host_sandbox import HostSandbox, Plan
 from sandboxes.resident import launch
+from sandboxes.shell_sandbox import Inside
 
 
 class LocalBackend:
@@ -53,16 +53,19 @@ class LocalBackend:
         channel = str(folder.channel)
         resident = [command_shell, f"{channel}/resident", channel, command_shell, str(folder.root)]
         real_home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
+        inside = Inside(
+            variables=environment.variables(spec, home=str(folder.home), tmp=str(folder.tmp)),
+            workspace=_first_folder(folder, spec.cwd),
+            refuse=lambda command, cwd: guard(command, home=real_home, cwd=cwd),
+        )
         return Plan(
             kind=self.name,
             folder=folder,
+            inside=inside,
+            channel=channel,
             launch=partial(launch, resident, {"HOME": str(folder.home)}),  # by which its processes are found
             destroy=partial(_destroy, folder),
-            environment=environment.variables(spec, home=str(folder.home), tmp=str(folder.tmp)),
-            workspace=_first_folder(folder, spec.cwd),
-            channel=channel,
             restartable=True,
-            refuse=lambda command, cwd: guard(command, home=real_home, cwd=cwd),
         )
 
 
@@ -79,6 +82,5 @@ def _first_folder(folder: Folder, cwd: str) -> str:
 
 def _destroy(folder: Folder, residents: list[subprocess.Popen[bytes]]) -> None:
     for resident in residents:
-        os.kill(resident.pid, signal.SIGKILL)  # before it cleans up itself, which costs it more
         processes.kill_all(folder.root, session=resident.pid)
         resident.wait()

@@ -1,8 +1,8 @@
 """The host's processes, read from /proc: who is alive, and who belongs to a sandbox.
 
-A sandbox's processes are known by their session, by their parents, and by the environment they were born with, whose
-HOME or TMPDIR names the sandbox's folder: the last finds daemons that left session and parents behind. A process that
-also cleared its environment is not found.
+A sandbox's processes are known by their session, and by the environment they were started with, whose HOME or TMPDIR
+names the sandbox's folder: that finds daemons, which have sessions of their own. A daemon that also cleared its
+environment is not found.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def process(pid: int) -> Process | None:
 def own_processes() -> Iterator[Process]:
     """Yield every living process of this user but the caller."""
     uid, me = os.getuid(), os.getpid()
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):  # noqa: PTH208 (names are all)
+    for pid in _pids():
         found = process(pid)
         if found and found.uid == uid and pid != me:
             yield found
@@ -54,6 +54,10 @@ def marked_folder(pid: int) -> str:
         if entry.startswith(MARKERS):
             return os.path.dirname(os.fsdecode(entry.partition(b"=")[2]))  # noqa: PTH120 (any bytes, no path of ours)
     return ""
+
+
+def _pids() -> list[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 (names are all)
 
 
 def _read(path: str) -> tuple[bytes, int]:
@@ -72,18 +76,24 @@ def _read(path: str) -> tuple[bytes, int]:
 
 def kill_all(folder: Path, session: int) -> None:
     """Kill what belongs to the sandbox of ``folder`` and to ``session``; returns when nothing more is found."""
-    killed: set[int] = {session}
-    while True:
-        fresh = [item.pid for item in own_processes() if item.pid not in killed and _belongs(item, folder, killed)]
-        if not fresh:
-            return
+    sessions = {session}
+    killed: set[int] = set()
+    while fresh := [pid for pid in _pids() if pid not in killed and _belongs(pid, folder, sessions)]:
         for pid in fresh:
             kill(pid)
         killed.update(fresh)
 
 
-def _belongs(item: Process, folder: Path, known: set[int]) -> bool:
-    return not known.isdisjoint((item.parent, item.group, item.session)) or marked_folder(item.pid) == str(folder)
+def _belongs(pid: int, folder: Path, sessions: set[int]) -> bool:
+    try:
+        session = os.getsid(pid)  # by far cheaper than to read its files
+    except ProcessLookupError:
+        return False
+    if session not in sessions and marked_folder(pid) != str(folder):
+        return False
+    if session == pid:
+        sessions.add(pid)
+    return True
 
 
 def kill(pid: int) -> None:

@@ -42,8 +42,9 @@ class Resident:
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self._answers: deque[asyncio.Future[bool]] = deque()
-        for pipe in self._pipes():
-            os.set_blocking(pipe.fileno(), False)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe:
+                os.set_blocking(pipe.fileno(), False)
         if process.stdout:
             self._loop.add_reader(process.stdout.fileno(), self._read, process.stdout)
 
@@ -88,8 +89,9 @@ class Resident:
         self.alive = False
         if self._process.stdout:
             self._loop.remove_reader(self._process.stdout.fileno())
-        for pipe in self._pipes():
-            pipe.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
         while self._answers:
             self._answer(yes=False)
         self._on_death()
@@ -105,7 +107,3 @@ class Resident:
         answer = self._answers.popleft() if self._answers else None
         if answer and not answer.done():
             answer.set_result(yes)
-
-    def _pipes(self) -> list[IO[bytes]]:
-        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
-        return [pipe for pipe in pipes if pipe and not pipe.closed]

@@ -12,10 +12,12 @@ resident's descriptors and variables. What a transport must provide is a *channe
 ``N.ctl``               where its frames go (a FIFO that is being read)
 ======================  ================================================================================================
 
-Lines in: ``run N STDIN KEEP`` (STDIN is a path; KEEP is ``keep`` when the command's variables and folder are wanted at
-its end, else ``drop``), ``kill PID PARENT``, ``ping``. Line out, on stdout: ``pong``. Frames end in a NUL byte and
-begin with their kind: ``p`` pid and parent, ``e`` the exported variables as shell text, ``d`` the folder, ``x`` the
-exit code. A control FIFO that ends without ``x`` means that the command was lost together with its watcher.
+Lines in: ``run N STDIN KEEP MARK`` (STDIN is a path; KEEP is ``keep`` when the command's variables and folder are
+wanted at its end, else ``drop``; MARK, where there is one, is written after the command's output: NUL, MARK, ``m``),
+``put FILE - TEXT`` (into the channel folder, TEXT in the words of ``printf %b``), ``kill PID PARENT``, ``ping``. Line
+out, on stdout: ``pong``. Frames end in a NUL byte and begin with their kind: ``p`` pid and parent, ``e`` the exported
+variables as shell text, ``d`` the folder, ``x`` the exit code. A control FIFO that ends without ``x`` means that the
+command was lost together with its watcher.
 
 When its stdin ends the resident goes, and its pid namespace with it; or else, where it is told to, it first kills what
 it started and removes the sandbox's own folder. A worker that is gone leaves nothing behind.
@@ -40,13 +42,16 @@ elif command -v setsid >/dev/null; then own=setsid
 fi
 case $name in bash) get='<' ;; *) get="$(command -v cat) " ;; esac
 
-run() { # number, stdin, keep or drop
+run() { # number, stdin, keep or drop, mark
     text=". $channel/$1.state 2>/dev/null; :; eval \"\$($get$channel/$1.cmd)\""
     [ "$3" = keep ] && text="$text; set -- \$? $1 said; . $channel/save"
     (
-        exec 3>"$channel/$1.ctl"
-        (exec $own "$shell" -c "$text" "$name") <"$2" >"$channel/$1.out" 2>&1 3>&-
-        printf 'x%s\000' "$?" >&3
+        exec 3>"$channel/$1.ctl" </dev/null >/dev/null # only the resident has its pipes: their ends are signs
+        [ -z "$4" ] || exec 4>"$channel/$1.out"
+        (exec $own "$shell" -c "$text" "$name") <"$2" >"$channel/$1.out" 2>&1 3>&- 4>&-
+        code=$?
+        [ -z "$4" ] || printf '\000%sm' "$4" >&4
+        printf 'x%s\000' "$code" >&3
     ) &
 }
 
@@ -72,14 +77,14 @@ kill_tree() {
 # may do this at the same time, so the search is grep's, which is quick; it finds itself too, and is gone by then.
 kill_all() {
     cd /proc
-    again=yes
-    while [ -n "$again" ]; do
-        again=
+    for _ in 1 2 3 4 5 6 7 8 9; do # what was forked away is found the next time
+        killed=
         found=$(grep -laE "\) [^XZ] [0-9]+ [0-9]+ $$ |(HOME|TMPDIR)=$private/" [0-9]*/stat [0-9]*/environ)
         for path in $found; do
             pid=${path%%/*}
-            [ "$pid" != $$ ] && kill -KILL "$pid" && again=yes
+            [ "$pid" != $$ ] && kill -KILL "$pid" && killed=yes
         done
+        [ -n "$killed" ] || break
     done
 }
 
@@ -89,7 +94,8 @@ exec 2>/dev/null
 while signalled=; read -r verb first second third || [ -n "$signalled" ]; do
     jobs >/dev/null # lets shells that reap only when asked reap
     case $verb in
-        run) run "$first" "$second" "$third" ;;
+        put) printf %b "$third" >"$channel/$first" ;;
+        run) run "$first" "$second" $third ;;
         kill)
             [ "$leader" = parent ] && group=$second || group=$first
             kill -STOP "$first" "-$group"
@@ -120,7 +126,8 @@ exec head -c {max_bytes} "$file"
 
 # The copy is made for its mode and owner; the content follows. A link stays a link: what it points to is replaced.
 _WRITE = """file={path} data={data}
-if [ -L "$file" ]; then file=$(readlink -f "$file") || {{ echo 'Dangling symbolic link'; exit 1; }}; fi
+if [ -L "$file" ] && [ ! -e "$file" ]; then echo 'Dangling symbolic link'; exit 1; fi
+if [ -L "$file" ]; then file=$(readlink -f "$file") || exit 1; fi
 if [ -d "$file" ]; then echo 'Is a directory'; exit 1; fi
 if [ -e "$file" ] && [ ! -f "$file" ]; then echo 'Not a regular file'; exit 1; fi
 folder=${{file%/*}}
@@ -133,7 +140,7 @@ cat "$data" >"$new" && mv -f "$new" "$file"
 """
 
 MAX_FRAME_BYTES = 1 << 20  # more exported variables than this are not kept
-_TWO_NUMBERS = re.compile(rb"(\d{1,9}) (\d{1,9})")
+_TWO_NUMBERS = re.compile(rb"([1-9]\d{0,8}) ([1-9]\d{0,8})")
 _EXIT_CODE = re.compile(rb"\d{1,3}")
 
 
@@ -141,7 +148,7 @@ _EXIT_CODE = re.compile(rb"\d{1,3}")
 class Frames:
     """What a control channel has said so far."""
 
-    pid: int = 0
+    pid: int = 0  # as first said: before the command itself could say anything
     parent: int = 0
     variables: bytes | None = None  # shell text; None: the command did not say
     folder: bytes | None = None
@@ -155,7 +162,7 @@ class Frames:
             self._rest = b"?"  # no kind of ours: the frame is passed over when it ends
         for frame in whole:
             kind, value = frame[:1], frame[1:]
-            if kind == b"p" and (numbers := _TWO_NUMBERS.fullmatch(value)):
+            if kind == b"p" and not self.pid and (numbers := _TWO_NUMBERS.fullmatch(value)):
                 self.pid, self.parent = int(numbers[1]), int(numbers[2])
             elif kind == b"x" and (number := _EXIT_CODE.fullmatch(value)):
                 self.exit_code = int(number[0])

@@ -96,9 +96,8 @@ class Reader:
                 continue
             if self._ended(command, pipeline):
                 found.append(command)
-            if operator == "(" and not self._function_head(command):
-                self._script()
-                self._position += 1
+            if operator == "(":
+                self._parenthesis(command)
             if operator not in ("|", "|&"):
                 for part in pipeline:
                     part.background = part.background or operator == "&"
@@ -109,6 +108,14 @@ class Reader:
         self._scope = outer
         self._depth -= 1
         return found
+
+    def _parenthesis(self, command: Command) -> None:
+        """Read what an opening parenthesis begins: arithmetic, a function's head, a subshell."""
+        if self._text.startswith("(", self._position):
+            self._arithmetic()
+        elif not self._function_head(command):
+            self._script()
+            self._position += 1
 
     def _ended(self, command: Command, pipeline: list[Command]) -> bool:
         if not command.words and not command.redirections:
@@ -210,18 +217,14 @@ class Reader:
     def _here_documents(self) -> None:
         """At the start of a line: read the bodies that were announced."""
         for document in self._documents:
-            lines: list[str] = []
-            while self._position < len(self._text):
-                end = self._text.find("\n", self._position)
-                end = len(self._text) if end < 0 else end
-                line = self._text[self._position : end]
-                self._position = end + 1
-                line = line.lstrip("\t") if document.strip_tabs else line
-                if line == document.delimiter:
-                    break
-                lines.append(line)
-            body = "\n".join(lines)
+            tabs = r"\t*" if document.strip_tabs else ""
+            end = re.compile(rf"^{tabs}{re.escape(document.delimiter)}$", re.MULTILINE).search(
+                self._text, self._position
+            )
+            body = self._text[self._position : end.start() if end else len(self._text)]
             document.command.stdin += body if document.literal else self._inner(body).expand()
+            if end:  # without an end, a shell would take the rest for the document; here it counts as commands too
+                self._position = end.end() + 1
         self._documents = []
 
     def _inner(self, text: str) -> Reader:
@@ -314,8 +317,8 @@ class Reader:
         """Read an expansion; return its value, as far as it is known."""
         text = self._text
         if text.startswith("$((", self._position):
-            end = text.find("))", self._position)
-            self._position = len(text) if end < 0 else end + 2
+            self._position += 2
+            self._arithmetic()
             return UNKNOWN
         if text.startswith("$(", self._position):
             self._position += 2
@@ -329,6 +332,17 @@ class Reader:
             self._position = name.end()
             return self._variables.get(name[0], UNKNOWN)
         return "$"
+
+    def _arithmetic(self) -> None:
+        """Step over ``((…))``, of which the first parenthesis has been read.
+
+        It may as well be a subshell in a subshell. Read as commands it does no harm, but ``<<`` is no document there.
+        """
+        start, depth = self._position, 1
+        while depth and self._position < len(self._text):
+            depth += {"(": 1, ")": -1}.get(self._text[self._position], 0)
+            self._position += 1
+        self._inner(self._text[start : self._position]).read()
 
     def _parameter(self) -> str:
         """Read ``${name…}``: the name's value whatever is done to it, else what is said to stand in for it."""

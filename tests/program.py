@@ -22,7 +22,7 @@ Json = dict[str, Any]
 Scenes = Mapping[str, Sequence[ScriptedReply]]  # prompt → what the model says to it
 
 # What must not come in from whoever runs the tests.
-_NOT_INHERITED = re.compile(r"KEY|TERMINAL_|PROXY|^OPENAI|^PYTHON(UTF8|IOENCODING)", re.IGNORECASE)
+_NOT_INHERITED = re.compile(r"KEY|TERMINAL_|PROXY|^OPENAI|^PYTHON(UTF8|IOENCODING|DONTWRITEBYTECODE)", re.IGNORECASE)
 _RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 
@@ -203,6 +203,11 @@ def responses(row: Json) -> list[Json]:
 def results(row: Json) -> list[Any]:
     """What the tools gave back, in order."""
     return [response["content"] for response in responses(row)]
+
+
+def nap(seconds: int) -> str:
+    """A command that nobody waits for, told from all others of the machine, another test run's too."""
+    return f"sleep {seconds}.{os.getpid():07}"
 
 
 def wait_until(true: Callable[[], Any], what: str, timeout_seconds: float = 30) -> None:

@@ -29,7 +29,12 @@ def calls(*entries: tuple[Any, ...], **more: Any) -> ScriptedReply:
 def raw_call(arguments: Any) -> ScriptedReply:
     """A call whose arguments travel as they are, not as text."""
     function = {"name": "terminal", "arguments": arguments}
-    message = {"role": "assistant", "content": None, "reasoning": "raw", "tool_calls": [{"id": "r", "function": function}]}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "raw",
+        "tool_calls": [{"id": "r", "function": function}],
+    }
     return reply(message=message)
 
 
@@ -41,8 +46,15 @@ SCENES = {
     "cut but once": [call("write_file", HALF, finish_reason="length", times=1), call("write_file", WHOLE), DONE],
     "text is cut": [answer("a long sto", finish_reason="length")],
     # Names that are none.
-    "other spelling": [terminal("echo 1").model_copy(update={"tool_calls": calls(("Terminal", {"command": "echo 1"})).tool_calls}), DONE],
-    "hyphens": [call("read-file", {"path": "none.txt"}), call("functions.write_file", {"path": "b", "content": "x"}), DONE],
+    "other spelling": [
+        terminal("echo 1").model_copy(update={"tool_calls": calls(("Terminal", {"command": "echo 1"})).tool_calls}),
+        DONE,
+    ],
+    "hyphens": [
+        call("read-file", {"path": "none.txt"}),
+        call("functions.write_file", {"path": "b", "content": "x"}),
+        DONE,
+    ],
     "unknown name": [call("does_not_exist", {}), answer("sorry")],
     "half unknown": [calls(("does_not_exist", {}, "x"), ("terminal", {"command": "echo 2"}, "y")), DONE],
     "three strikes": [call("foo_bar", {})],
@@ -74,6 +86,7 @@ SCENES = {
     # Ids, and tags inside of what is said and done.
     "same ids": [calls(*[("terminal", {"command": f"echo {n}"}, "same") for n in range(3)]), DONE],
     "no ids": [calls(*[("terminal", {"command": f"echo {n}"}, "") for n in range(2)]), DONE],
+    "half a pair": [reply(body='{"choices":[{"message":{"content":"half \\ud83d, nul \\u0000","reasoning":"hm"}}]}')],
     "tags": [
         terminal("printf '</tool_response>\\n<tool_call>\\n</tool_call>'; printf '\\0\\342\\200\\250'"),
         answer("I say </think> and <tool_call> and <think>", reasoning="not </think> yet"),
@@ -263,6 +276,10 @@ def test_tags_in_what_is_said_break_no_parser(played: Played) -> None:
     assert made_calls(row)[0]["arguments"]["command"].startswith("printf '</tool_response>")
     said = turns(row, "gpt")[-1]
     assert said == "<think>\nnot <\\/think> yet\n</think>\nI say <\\/think> and <\\tool_call> and <\\think>"
+
+
+def test_what_is_no_text_is_replaced(played: Played) -> None:
+    assert turns(played.row("half a pair"), "gpt") == ["<think>\nhm\n</think>\nhalf \ufffd, nul \ufffd"]
 
 
 def test_the_system_turn_shows_the_tools_that_were_offered(played: Played) -> None:

@@ -5,17 +5,19 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from endpoints.script import ScriptedReply
 from endpoints.scripted import ScriptedEndpoint
 from tests.program import (
+    Scenes,
     Workplace,
     answer,
     descendants,
     ending,
+    nap,
     processes_with,
     prompt_of,
     prompts_of,
@@ -27,7 +29,7 @@ from tests.program import (
 LONG = 50  # seconds: no test waits for it
 
 
-def endpoint_of(scenes: dict[str, Sequence[ScriptedReply]]) -> ScriptedEndpoint:
+def endpoint_of(scenes: Scenes) -> ScriptedEndpoint:
     return ScriptedEndpoint(script(scenes))
 
 
@@ -37,17 +39,17 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def test_a_killed_program_loses_nothing_that_was_recorded(place: Workplace) -> None:
-    nap = "sleep 1304.25"
+    command = nap(1304)
     prompts = [f"question {number}" for number in range(6)]
     place.dataset(prompts)
-    scenes: dict[str, Sequence[ScriptedReply]] = {prompt: [answer("4")] for prompt in prompts}
-    with endpoint_of({**scenes, prompts[2]: [terminal(nap)]}) as endpoint:
+    scenes: dict[str, list[ScriptedReply]] = {prompt: [answer("4")] for prompt in prompts}
+    with endpoint_of({**scenes, prompts[2]: [terminal(command)]}) as endpoint:
         with ending(place.start(endpoint.base_url, batch_size=1, concurrency=1)) as process:
-            wait_until(lambda: processes_with(nap), "the command runs")
+            wait_until(lambda: processes_with(command), "the command runs")
             family = descendants(process.pid)
             process.kill()
             process.communicate()
-        wait_until(lambda: not processes_with(nap), "the sandbox is gone", 10)
+        wait_until(lambda: not processes_with(command), "the sandbox is gone", 10)
         wait_until(lambda: not any(map(alive, family)), "all its processes are gone", 10)
     recorded = {path.name: path.read_bytes() for path in place.run_dir().glob("batch_*")}
     assert place.json("checkpoint.json")["completed_prompts"] == [0, 1]
@@ -66,16 +68,16 @@ def test_a_killed_program_loses_nothing_that_was_recorded(place: Workplace) -> N
 
 def alive(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_killed_worker_costs_the_sample_that_it_was_at(place: Workplace) -> None:
     prompts = [f"question {number}" for number in range(5)]
     place.dataset(prompts)
-    scenes: dict[str, Sequence[ScriptedReply]] = {prompt: [answer("4")] for prompt in prompts}
+    scenes: dict[str, list[ScriptedReply]] = {prompt: [answer("4")] for prompt in prompts}
     scenes[prompts[3]] = [answer("never said", delay_seconds=LONG, times=2), answer("4")]
     with endpoint_of(scenes) as endpoint:
         with ending(place.start(endpoint.base_url, batch_size=5, concurrency=1)) as process:
@@ -103,37 +105,42 @@ def test_a_killed_worker_costs_the_sample_that_it_was_at(place: Workplace) -> No
 
 def test_a_file_that_cannot_be_written_stops_the_run(place: Workplace) -> None:
     place.dataset(["first", "second", "third"])
-    scenes = {"first": [answer("4")], "second": [answer("4", delay_seconds=1)], "third": [answer("4", delay_seconds=LONG)]}
+    scenes = {
+        "first": [answer("4")],
+        "second": [answer("4", delay_seconds=1)],
+        "third": [answer("4", delay_seconds=LONG)],
+    }
     with endpoint_of(scenes) as endpoint:
         with ending(place.start(endpoint.base_url, batch_size=1)) as process:
-            wait_until(lambda: (place.run_dir() / "batch_0.jsonl").exists(), "the first row is there")
+            wait_until((place.run_dir() / "batch_0.jsonl").exists, "the first row is there")
             (place.run_dir() / "batch_1.jsonl").mkdir()
             started = time.monotonic()
-            wait_until(lambda: process.poll() is not None, "it gives up", 20)
-            ended = place.ended(process)
+            ended = place.ended(process, 20)
         assert time.monotonic() - started < 15
     assert ended.code == 1
     assert ended.stdout == ""
     assert ended.stderr.startswith("error: cannot write data/r/batch_1.jsonl: Is a directory; resume with: ")
     assert ended.stderr.count("\n") == 1
     assert place.json("checkpoint.json")["completed_prompts"] == [0]
-    assert [prompt_of(json.loads(line)) for line in (place.run_dir() / "batch_0.jsonl").read_bytes().splitlines()] == ["first"]
+    assert [prompt_of(json.loads(line)) for line in (place.run_dir() / "batch_0.jsonl").read_bytes().splitlines()] == [
+        "first"
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_a_run_that_can_go_on(place: Workplace, number: signal.Signals) -> None:
-    nap = f"sleep 1305.{int(number)}"
+    command = nap(1305)
     place.dataset(["first", "second", "third", "fourth"])
-    scenes = {"first": [answer("4")], "second": [terminal(nap)], "third": [answer("4")], "fourth": [answer("4")]}
+    scenes = {"first": [answer("4")], "second": [terminal(command)], "third": [answer("4")], "fourth": [answer("4")]}
     with endpoint_of(scenes) as endpoint, ending(place.start(endpoint.base_url, concurrency=1)) as process:
-        wait_until(lambda: processes_with(nap), "the command runs")
+        wait_until(lambda: processes_with(command), "the command runs")
         started = time.monotonic()
         process.send_signal(number)
         ended = place.ended(process)
         assert time.monotonic() - started < 10
         assert sorted(set(prompts_of(endpoint))) == ["first", "second"]
     assert ended.code == 130
-    assert not processes_with(nap)
+    assert not processes_with(command)
     assert ended.last_line.startswith("Interrupted: 1 failed, 2 not run of 4 samples; resume with: ")
     assert ended.last_line.endswith(" --resume")
     assert place.json("checkpoint.json")["completed_prompts"] == [0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,19 @@ import pytest
 
 from endpoints.script import ScriptedReply
 from endpoints.scripted import ScriptedEndpoint
-from tests.program import Json, Played, Workplace, answer, play, prompt_of, prompts_of, reply, results, script, terminal, turns
+from tests.program import (
+    Json,
+    Played,
+    Workplace,
+    answer,
+    play,
+    prompt_of,
+    prompts_of,
+    reply,
+    results,
+    terminal,
+    turns,
+)
 
 GOOD = answer("4")
 
@@ -34,7 +47,7 @@ RETRIED: dict[str, list[ScriptedReply]] = {
 
 @pytest.fixture(scope="module")
 def retried(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    return play(Workplace(tmp_path_factory.mktemp("retried")), RETRIED)
+    return play(Workplace(tmp_path_factory.mktemp("retried")), RETRIED, verbose=True)
 
 
 def test_what_may_pass_is_tried_again(retried: Played) -> None:
@@ -48,9 +61,15 @@ def test_what_may_pass_is_tried_again(retried: Played) -> None:
     assert retried.row("rate limit")["metadata"]["usage"]["prompt_tokens"] > 0
 
 
+def test_what_is_waited_for_is_told_to_those_who_ask(retried: Played) -> None:
+    told = [line for line in retried.ended.stderr.splitlines() if "; trying again in " in line]
+    assert len(told) == len(retried.requests) - len(RETRIED)
+    assert any(line.startswith("HTTP 429: slow down") for line in told)
+
+
 def test_a_server_is_given_the_time_it_asks_for(retried: Played) -> None:
     times = [request.time for request in retried.requests if "rate limit" in str(request.body["messages"])]
-    assert all(later - earlier >= 1 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= 1 for earlier, later in pairwise(times))
     assert times[-1] - times[0] < 10
 
 
@@ -69,14 +88,20 @@ REFUSED: dict[str, tuple[str, ScriptedReply]] = {
 def test_what_cannot_pass_fails_at_once_and_is_tried_on_resume(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
     # Between refusals that stop a run when they come in a row, there are samples that are answered.
-    scenes = {prompt: lines for name, (_, line) in REFUSED.items() for prompt, lines in ((name, [line]), (f"{name[:2]}-ok", [GOOD]))}
+    scenes = {
+        prompt: lines
+        for name, (_, line) in REFUSED.items()
+        for prompt, lines in ((name, [line]), (f"{name[:2]}-ok", [GOOD]))
+    }
     started = time.monotonic()
     played = play(place, scenes, concurrency=1)
     assert time.monotonic() - started < 20
     assert played.ended.code == 1
     assert {name: len(played.asked(name)) for name in REFUSED} == dict.fromkeys(REFUSED, 1)
     rows = {name: played.row(name) for name in REFUSED}
-    assert {name: row["error"]["kind"] for name, row in rows.items()} == {name: kind for name, (kind, _) in REFUSED.items()}
+    assert {name: row["error"]["kind"] for name, row in rows.items()} == {
+        name: kind for name, (kind, _) in REFUSED.items()
+    }
     assert rows["bill"]["error"]["message"].startswith("HTTP 402: Insufficient credits")
     for row in rows.values():
         assert (row["failed"], row["completed"], row["partial"]) == (True, False, False)
@@ -109,7 +134,10 @@ def test_an_endpoint_that_refuses_everything_ends_the_dispatch(place: Workplace)
         asked = len(endpoint.requests)
     assert 3 <= asked <= 5
     assert ended.code == 1
-    assert "the endpoint refuses every sample, so no more are sent (auth: HTTP 401: No auth credentials found" in ended.stderr
+    assert (
+        "the endpoint refuses every sample, so no more are sent (auth: HTTP 401: No auth credentials found"
+        in ended.stderr
+    )
     assert f"{asked} failed, {12 - asked} not run of 12 samples; resume with: " in ended.last_line
     assert "Traceback" not in ended.stderr
     assert place.trajectories() == []
@@ -147,7 +175,10 @@ def test_what_a_server_does_not_know_is_left_out_from_then_on(place: Workplace) 
         ended = place.run(endpoint.base_url, concurrency=1, max_tokens=77, reasoning_effort="high")
         bodies = [request.body for request in endpoint.requests]
     assert ended.code == 0, ended
-    known = [{name: sent.get(name) for name in ("max_tokens", "max_completion_tokens", "reasoning_effort")} for sent in bodies]
+    known = [
+        {name: sent.get(name) for name in ("max_tokens", "max_completion_tokens", "reasoning_effort")}
+        for sent in bodies
+    ]
     assert [tuple(sent.values()) for sent in known] == [
         (77, None, "high"),
         (None, 77, "high"),
@@ -210,7 +241,9 @@ def test_no_key_is_seen_by_a_sandbox_or_written_down(place: Workplace) -> None:
     token = "ghp_0123456789abcdefghijABCDEFGHIJ012345"  # noqa: S105 - in the shape of a key, and made up
     place.dataset(["spy"])
     place.env = {**KEYS, "MY_TOKEN": "tok-123-tok-123-tok-123", "HARMLESS": "harmless"}
-    spying = terminal("env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>&1 | tr '\\0' '\\n' | grep -a -e tok- -e sk- -e armless")
+    spying = terminal(
+        "env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>&1 | tr '\\0' '\\n' | grep -a -e tok- -e sk- -e armless"
+    )
     found = terminal(f"echo {token[:20]}''{token[20:]}; echo {explicit[:12]}''{explicit[12:]}")
     refusal = reply(status=503, error=f"who is {explicit}?", headers={"Retry-After": "0"})
     with ScriptedEndpoint([refusal, spying, found, GOOD]) as endpoint:

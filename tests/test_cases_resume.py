@@ -124,7 +124,11 @@ def test_damaged_files_cost_no_more_than_what_was_lost(place: Workplace) -> None
     assert (ended.code, sorted(asked)) == (0, ["ok", "torn"])
     assert kept.read_bytes() == damaged
     assert [path.name for path in sorted(place.run_dir().glob("batch_*"))] == ["batch_4.jsonl", "batch_5.jsonl"]
-    assert [(row["prompt_index"], prompt_of(row)) for row in place.trajectories()] == [(0, "123"), (1, "torn"), (2, "ok")]
+    assert [(row["prompt_index"], prompt_of(row)) for row in place.trajectories()] == [
+        (0, "123"),
+        (1, "torn"),
+        (2, "ok"),
+    ]
     assert place.json("checkpoint.json")["completed_prompts"] == [0, 1, 2]
     assert "data/r/checkpoint.json is damaged" in ended.stderr
     for number in (1, 3, 5):
@@ -175,7 +179,10 @@ def test_lines_may_move_and_what_has_changed_is_told(place: Workplace) -> None:
     assert [prompt_of(row) for row in rows].count("second") == 1  # its line is gone, its row is not
     statistics = place.json("statistics.json")
     assert statistics["outcomes"] == {"completed": 7, "not_completed": 0, "partial": 0, "discarded": 0, "failed": 0}
-    assert [(leg["model"], leg["seed"], leg["rows"]) for leg in statistics["legs"]] == [("scripted", 0, 5), ("other", 3, 3)]
+    assert [(leg["model"], leg["seed"], leg["rows"]) for leg in statistics["legs"]] == [
+        ("scripted", 0, 5),
+        ("other", 3, 3),
+    ]
 
 
 def test_rows_of_an_earlier_run_are_not_touched_without_resume(place: Workplace) -> None:

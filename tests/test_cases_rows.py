@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from endpoints.scripted import ScriptedEndpoint
-from tests.program import Json, Played, Workplace, answer, call, play, prompts_of, reply, terminal, turns
+from tests.program import Json, Played, Workplace, answer, call, play, prompts_of, reply, results, terminal, turns
 from toolsets import KNOWN_TOOLS
 
 DONE = answer("done", usage={"prompt_tokens": 100, "completion_tokens": 10, "cost": 0.25})
@@ -38,7 +38,9 @@ METADATA: dict[str, type] = {
     "sample_json": str,
 }
 NO_TOKENS = {"prompt_tokens": 0, "completion_tokens": 0, "reasoning_tokens": 0, "cached_tokens": 0}
-TIMES = re.compile(r'"(timestamp|completed_at|started_at|ended_at|last_updated|\w*seconds)": ("[^"]*"|[\d.]+|\{[^}]*\})')
+TIMES = re.compile(
+    r'"(timestamp|completed_at|started_at|ended_at|last_updated|\w*seconds)": ("[^"]*"|[\d.]+|\{[^}]*\})'
+)
 
 SCENES = {
     "runs commands": [
@@ -108,7 +110,10 @@ def test_a_row_says_what_made_it(played: Played) -> None:
 
 
 def test_batches_are_cut_in_order(played: Played) -> None:
-    batches = {turns(row, "human")[0] if row["conversations"] else row["prompt"]: row["metadata"] for row in played.place.rows()}
+    batches = {
+        turns(row, "human")[0] if row["conversations"] else row["prompt"]: row["metadata"]
+        for row in played.place.rows()
+    }
     assert [batches[prompt]["batch_num"] for prompt in SCENES] == [0, 0, 0, 1, 1, 1, 2]
     checkpoint = played.place.json("checkpoint.json")
     none = {"skipped": 0, "failed": 0, "discarded_no_reasoning": 0}
@@ -142,8 +147,13 @@ def test_statistics_cover_the_run(played: Played) -> None:
         "turns_with_reasoning": 10,
         "turns_without_reasoning": 1,
     }
-    assert statistics["failures"] == {"bad_request": {"count": 1, "example": statistics["failures"]["bad_request"]["example"]}}
-    facts = {name: statistics[name] for name in ("run_name", "distribution", "total_prompts", "total_batches", "batch_size", "model")}
+    assert statistics["failures"] == {
+        "bad_request": {"count": 1, "example": statistics["failures"]["bad_request"]["example"]}
+    }
+    facts = {
+        name: statistics[name]
+        for name in ("run_name", "distribution", "total_prompts", "total_batches", "batch_size", "model")
+    }
     assert list(facts.values()) == ["r", "terminal_only", 7, 3, 3, "scripted"]
     assert statistics["cost_usd"] == 1.0
     assert statistics["tokens"]["cached_tokens"] == 3
@@ -194,7 +204,14 @@ def test_what_is_not_to_be_saved_is_not(place: Workplace) -> None:
         assert messages[3]["role"] == "user"
         assert [message["role"] for message in messages].count("system") == 1
     assert turns(played.row("the question"), "human")[0] == "the question"
-    assert [turn["from"] for turn in played.row("the question")["conversations"]] == ["system", "human", "gpt", "tool", "human", "gpt"]
+    assert [turn["from"] for turn in played.row("the question")["conversations"]] == [
+        "system",
+        "human",
+        "gpt",
+        "tool",
+        "human",
+        "gpt",
+    ]
     for path in place.run_dir().iterdir():
         text = path.read_text(encoding="utf-8")
         assert "SECRET-STYLE" not in text, path
@@ -210,7 +227,7 @@ def test_rollouts_without_reasoning(place: Workplace) -> None:
         kept = place.run(base_url, run_name="kept", keep_no_reasoning=True, max_samples=2)
         off = place.run(base_url, run_name="off", reasoning_disabled=True, reasoning_effort="high", max_samples=2)
         assert [request.body.get("reasoning_effort") for request in endpoint.requests] == [None] * 23 + ["none"] * 2
-        assert prompts_of(endpoint)[-2:] == prompts[:2]
+        assert sorted(prompts_of(endpoint)[-2:]) == prompts[:2]
     assert (dropped.code, kept.code, off.code) == (0, 0, 0)
     assert "warning: none of the first 20 rollouts shows any reasoning" in dropped.stderr
     assert "--keep_no_reasoning" in dropped.stderr
@@ -221,14 +238,33 @@ def test_rollouts_without_reasoning(place: Workplace) -> None:
         assert [turns(row, "gpt") for row in place.trajectories(run_name)] == [["<think>\n</think>\n4"]] * 2
 
 
+def test_a_sandbox_that_cannot_be_made_fails_its_sample_alone(place: Workplace) -> None:
+    place.dataset([{"prompt": "nowhere", "cwd": "/no/such/folder"}, {"prompt": "somewhere", "cwd": "/usr/lib"}])
+    with ScriptedEndpoint([terminal("pwd"), DONE]) as endpoint:
+        ended = place.run(endpoint.base_url)
+    assert ended.code == 1
+    failed, done = sorted(place.rows(), key=lambda row: int(row["prompt_index"]))
+    assert (failed["error"]["kind"], failed["prompt"]) == ("sandbox", "nowhere")
+    assert "/no/such/folder" in failed["error"]["message"]
+    assert results(done)[0]["output"] == "/usr/lib\n"
+    assert done["metadata"]["cwd"] == "/usr/lib"
+
+
 def test_two_runs_of_the_same_script_differ_in_times_alone(tmp_path: Path) -> None:
     texts: list[Json] = []
     for name, workers in (("one", 1), ("two", 2)):
         place = Workplace(tmp_path / name)
         place.path.mkdir()
-        played = play(place, {prompt: SCENES[prompt] for prompt in ("runs commands", "reads files", "is cut")}, num_workers=workers)
+        played = play(
+            place,
+            {prompt: SCENES[prompt] for prompt in ("runs commands", "reads files", "is cut")},
+            num_workers=workers,
+        )
         assert played.ended.code == 0
-        files = {file: (place.run_dir() / file).read_text(encoding="utf-8") for file in ("trajectories.jsonl", "statistics.json")}
+        files = {
+            file: (place.run_dir() / file).read_text(encoding="utf-8")
+            for file in ("trajectories.jsonl", "statistics.json")
+        }
         batches = "".join(sorted(path.read_text(encoding="utf-8") for path in place.run_dir().glob("batch_*")))
         texts.append({"batches": sorted(batches.splitlines()), **files})
     first, second = ({name: TIMES.sub("", str(text)) for name, text in written.items()} for written in texts)

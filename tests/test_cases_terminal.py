@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.program import Json, Played, Workplace, answer, call, play, processes_with, results, terminal
+from tests.program import Json, Played, Workplace, answer, call, nap, play, processes_with, results, terminal
 
 DONE = answer("done")
-LEFT = "sleep 1201.5"  # a background child that nobody ends
-ENDED = "sleep 1202.5"  # in the process group of a command that takes too long
+LEFT = nap(1201)  # a background child that nobody ends
+ENDED = nap(1202)  # in the process group of a command that takes too long
+ENDED_PATTERN = f"{ENDED[:-1].replace(' ', '.')}[{ENDED[-1]}]"  # does not match itself
+SERVER = nap(1203)
+SLOW = nap(5)
 MARKER = "LAST_LINE"
 CUT = "[OUTPUT TRUNCATED - {} chars omitted out of {} total]"
 MAX_CHARS = 50_000
@@ -23,20 +26,26 @@ SCENES = {
     "background child": [terminal(f"{LEFT} & echo started"), terminal("echo next"), DONE],
     "too slow": [
         timed(f"echo part; {ENDED} & {ENDED}", 1),
-        terminal("grep -las 'sleep.1202[.]5' /proc/[0-9]*/cmdline | wc -l"),
+        terminal(f"grep -las '{ENDED_PATTERN}' /proc/[0-9]*/cmdline | wc -l"),
         DONE,
     ],
     "heredoc": [terminal("cat <<'EOF'\nhi\nEOF"), terminal("echo a # c"), DONE],
     "unset": [terminal("set -u; echo $FOO_UNSET"), terminal("echo [$FOO_UNSET]"), DONE],
     "exit": [terminal("exit 3"), terminal("false | true; (exit 7)"), terminal("exec false"), terminal("echo on"), DONE],
-    "unhealthy": [terminal("echo 'open"), terminal("set -e; false; echo no"), terminal("if"), terminal("echo on"), DONE],
+    "unhealthy": [
+        terminal("echo 'open"),
+        terminal("set -e; false; echo no"),
+        terminal("if"),
+        terminal("echo on"),
+        DONE,
+    ],
     "export": [terminal("export M=$'a\\nb'; mkdir sub; cd sub"), terminal('printf %s "$M"; basename "$PWD"'), DONE],
     "reads": [terminal('read x; echo "[$x]"'), terminal("python3"), terminal("sudo -k true"), terminal("cat"), DONE],
     "long": [terminal(f"seq 1 2000000; echo {MARKER}"), DONE],
     "binary": [terminal("head -c 3000000 /dev/urandom"), DONE],
     "accents": [terminal("python3 -c \"print('é'*200000)\""), DONE],
     "time-outs": [
-        timed("echo early; sleep 5", 1),
+        timed(f"echo early; {SLOW}", 1),
         timed("echo zero", 0),
         timed("echo text", "3"),
         timed("echo long", 99999),
@@ -45,7 +54,7 @@ SCENES = {
         DONE,
     ],
     "server": [
-        call("terminal", {"command": "read line; echo got $line; sleep 1203.5", "background": True}),
+        call("terminal", {"command": f"read line; echo got $line; {SERVER}", "background": True}),
         call("process", {"action": "submit", "session_id": "proc_1", "data": "this"}),
         terminal("sleep 0.3"),
         call("process", {"action": "log", "session_id": "proc_1"}),
@@ -85,7 +94,7 @@ def test_a_background_child_does_not_hold_the_command(played: Played) -> None:
 
 def test_nothing_that_was_started_is_left(played: Played) -> None:
     assert played.ended.code == 0
-    assert not [pid for text in (LEFT, ENDED, "sleep 1203.5", "sleep 5") for pid in processes_with(text)]
+    assert not [pid for text in (LEFT, ENDED, SERVER, SLOW) for pid in processes_with(text)]
 
 
 def test_a_time_out_ends_the_whole_group_and_keeps_the_output(played: Played) -> None:

@@ -13,11 +13,15 @@ COINS = {"terminal": 50, "file": 50, "todo": 50}
 
 
 def distribution(place: Workplace, name: str, toolsets: Json) -> str:
-    (place.path / name).write_text(json.dumps({"description": "made for a test", "toolsets": toolsets}), encoding="utf-8")
+    (place.path / name).write_text(
+        json.dumps({"description": "made for a test", "toolsets": toolsets}), encoding="utf-8"
+    )
     return name
 
 
-def draws(tmp_path: Path, name: str, legs: Sequence[dict[str, Any]], prompts: Sequence[str] = PROMPTS) -> dict[str, list[str]]:
+def draws(
+    tmp_path: Path, name: str, legs: Sequence[dict[str, Any]], prompts: Sequence[str] = PROMPTS
+) -> dict[str, list[str]]:
     """Run the prompts leg by leg; return what was drawn for each."""
     place = Workplace(tmp_path / name)
     place.path.mkdir()
@@ -32,7 +36,9 @@ def draws(tmp_path: Path, name: str, legs: Sequence[dict[str, Any]], prompts: Se
 
 def test_a_draw_depends_on_seed_and_sample_alone(tmp_path: Path) -> None:
     first = draws(tmp_path, "first", [{}])
-    assert first == draws(tmp_path, "otherwise", [{"max_samples": 6, "num_workers": 2}, {"resume": True}], PROMPTS[::-1])
+    assert first == draws(
+        tmp_path, "otherwise", [{"max_samples": 6, "num_workers": 2}, {"resume": True}], PROMPTS[::-1]
+    )
     assert first != draws(tmp_path, "other seed", [{"seed": 1}])
     drawn = list(first.values())
     assert all(drawn)
@@ -43,7 +49,7 @@ def test_a_draw_depends_on_seed_and_sample_alone(tmp_path: Path) -> None:
 def tools_of(row: Json) -> list[str]:
     """The names of the system turn."""
     listed = turns(row, "system")[0].partition("<tools>\n")[2].partition("\n</tools>")[0]
-    return [tool["name"] for tool in json.loads(listed)]
+    return [str(tool["name"]) for tool in json.loads(listed)]
 
 
 def test_what_is_missing_is_named_and_a_draw_of_nothing_is_an_error(place: Workplace) -> None:
@@ -51,9 +57,11 @@ def test_what_is_missing_is_named_and_a_draw_of_nothing_is_an_error(place: Workp
     images = distribution(place, "images.json", {"image_gen": 50, "terminal": 50})
     with ScriptedEndpoint([answer("4")]) as endpoint:
         ended = place.run(endpoint.base_url, distribution=images)
-        offered = {request.body["messages"][0]["content"]: request.body.get("tools") for request in endpoint.requests}
+        offered = {request.body["messages"][0]["content"]: request.body["tools"] for request in endpoint.requests}
     assert ended.code == 1
-    (warning,) = [line for line in ended.stderr.splitlines() if line.startswith("warning: toolset image_gen is not available: ")]
+    (warning,) = [
+        line for line in ended.stderr.splitlines() if line.startswith("warning: toolset image_gen is not available: ")
+    ]
     assert len(warning) > len("warning: toolset image_gen is not available: ")
     rows = place.rows()
     assert {tuple(row["toolsets_used"]) for row in rows} == {("image_gen",), ("terminal",), ("image_gen", "terminal")}

@@ -145,7 +145,7 @@ def test_a_start_sweeps_what_is_left_when_everything_was_killed_at_once(place: W
         ended = place.run(endpoint.base_url, sandbox=kind, resume=True)
         assert prompts_of(endpoint) == ["sleep"]
     assert ended.code == 0
-    assert f"removed {len(left)} {kind} sandboxes" in ended.stderr
+    assert f"removed {len(left)} sandboxes" in ended.stderr
     assert not processes_with(nap)
     assert not sandboxes(place)
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,12 +41,12 @@ def backend(kind: str) -> Backend:
     return LocalBackend(program)
 
 
-def run(kind: str, body: Callable[[Sandbox], Awaitable[T]], spec: SandboxSpec = SPEC, **changes: object) -> T:
+def run(kind: str, body: Callable[[Sandbox], Awaitable[T]], spec: SandboxSpec = SPEC) -> T:
     """Run ``body`` with a sandbox that is closed afterwards."""
     chosen = backend(kind)
 
     async def main() -> T:
-        sandbox = await chosen.open(replace(spec, **changes))  # type: ignore[arg-type]
+        sandbox = await chosen.open(spec)
         try:
             return await body(sandbox)
         finally:
@@ -56,18 +55,18 @@ def run(kind: str, body: Callable[[Sandbox], Awaitable[T]], spec: SandboxSpec = 
     return asyncio.run(main())
 
 
-def exec_all(kind: str, *commands: str, timeout_seconds: float = 20, **changes: object) -> list[ExecResult]:
+def exec_all(kind: str, *commands: str, timeout_seconds: float = 20, spec: SandboxSpec = SPEC) -> list[ExecResult]:
     """Run commands one after the other in one sandbox."""
 
     async def body(sandbox: Sandbox) -> list[ExecResult]:
         return [await sandbox.exec(command, timeout_seconds=timeout_seconds) for command in commands]
 
-    return run(kind, body, **changes)
+    return run(kind, body, spec)
 
 
-def outputs(kind: str, *commands: str, **changes: object) -> list[str]:
+def outputs(kind: str, *commands: str, spec: SandboxSpec = SPEC) -> list[str]:
     """Run commands one after the other in one sandbox; return what they wrote."""
-    return [result.output for result in exec_all(kind, *commands, **changes)]
+    return [result.output for result in exec_all(kind, *commands, spec=spec)]
 
 
 def descriptors() -> int:
@@ -87,6 +86,11 @@ def running(mark: str) -> list[int]:
             if mark.encode() in arguments:
                 found.append(int(entry.name))
     return found
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5) -> bool:
+    """Wait for something to become true while the event loop runs; tell whether it has."""
+    return await asyncio.to_thread(wait_until, condition, seconds)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5) -> bool:

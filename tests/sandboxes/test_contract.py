@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
 from sandboxes.base import ExecResult, Sandbox
-from tests.sandboxes.support import MINUTE, exec_all, outputs, run
+from tests.sandboxes.support import MINUTE, SPEC, exec_all, outputs, run
 
 POSIX = [
     ("cat <<'EOF'\nhi\nEOF", "hi\n", 0),
@@ -179,7 +180,7 @@ class TestEnvironment:
         assert "secret" not in env
 
     def test_of_the_spec(self, kind: str) -> None:
-        assert outputs(kind, 'echo "$A $LANG"', env={"A": "b'c", "LANG": "C"}) == ["b'c C\n"]
+        assert outputs(kind, 'echo "$A $LANG"', spec=replace(SPEC, env={"A": "b'c", "LANG": "C"})) == ["b'c C\n"]
 
     def test_private_folders(self, kind: str) -> None:
         async def body(sandbox: Sandbox) -> str:

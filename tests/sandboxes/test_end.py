@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import pytest
 
 from sandboxes import BACKENDS, folders
 from sandboxes.base import Sandbox, SandboxError
-from tests.sandboxes.support import MINUTE, SPEC, backend, descriptors, run, running, wait_until
+from tests.sandboxes.support import MINUTE, SPEC, backend, descriptors, run, running, until, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,8 +44,7 @@ class TestEnd:
     def test_with_commands_running(self, kind: str) -> None:
         async def body(sandbox: Sandbox) -> None:
             task = asyncio.create_task(sandbox.exec("sleep 1000.9", timeout_seconds=MINUTE))
-            while not running("1000.9"):
-                await asyncio.sleep(0.02)
+            assert await until(lambda: bool(running("1000.9")))
             await sandbox.close()
             (error,) = await asyncio.gather(task, return_exceptions=True)
             assert type(error).__name__ == "SandboxError"
@@ -71,7 +71,8 @@ from sandboxes.base import SandboxSpec
 async def main():
     sandboxes = [await BACKENDS[sys.argv[1]].open(SandboxSpec("tests", "r1")) for _ in range(5)]
     for sandbox in sandboxes:
-        await sandbox.exec("sleep 1000.21 & setsid sleep 1000.21 & nohup sleep 1000.21 >/dev/null 2>&1 &", timeout_seconds=60)
+        for command in ("sleep 1000.21 &", "setsid sleep 1000.21 &", "nohup sleep 1000.21 >/dev/null 2>&1 &"):
+            await sandbox.exec(command, timeout_seconds=60)
         await sandbox.exec("mkdir a; touch a/b; chmod 0 a", timeout_seconds=60)
         await sandbox.start("trap '' TERM HUP INT; while :; do sleep 1000.21; done")
     print(*(sandbox._plan.folder.root for sandbox in sandboxes), flush=True)
@@ -93,19 +94,21 @@ class TestOwnerThatIsKilled:
             owner.kill()
         assert wait_until(lambda: not running("1000.21") and not any(path.exists() for path in paths), 5)
 
-    def test_daemons_are_swept(self) -> None:
-        script = OWNER.replace("setsid sleep 1000.21 &", "(setsid sleep 1000.22 >/dev/null 2>&1 &);").replace(
-            "1000.21", "1000.23"
-        )
-        owner = subprocess.Popen([sys.executable, "-c", script, "local"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    def test_what_outlives_its_resident_is_swept(self) -> None:
+        owner = subprocess.Popen([sys.executable, "-c", OWNER, "local"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert owner.stdout
         with owner, owner.stdout:
-            assert owner.stdout.readline()
+            paths = [Path(path) for path in owner.stdout.readline().split()]
+            assert wait_until(lambda: len(running("1000.21")) == 21)
+            assert BACKENDS["local"].sweep() == 0  # the owner lives
+            residents = [pid for path in paths for pid in running(f"{path}/channel/resident")]
+            owner.send_signal(signal.SIGSTOP)
+            for pid in residents:
+                os.kill(pid, signal.SIGKILL)
             owner.kill()
-        assert wait_until(lambda: not running("1000.23"))
-        assert len(running("1000.22")) == 5
+        assert running("1000.21")
         assert BACKENDS["local"].sweep() == 5
-        assert wait_until(lambda: not running("1000.22"))
+        assert wait_until(lambda: not running("1000.21") and not any(path.exists() for path in paths))
         assert BACKENDS["local"].sweep() == 0
 
 

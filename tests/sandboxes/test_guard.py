@@ -93,6 +93,8 @@ REFUSED = [
     "$(echo rm) -rf /",
     "$(which rm) -rf /",
     "$RM -rf /",
+    "rm -rf /$X",
+    "rm -rf /$X/*",
     # prefixes
     "sudo rm -rf /",
     "sudo -u root rm -rf /",
@@ -173,6 +175,14 @@ REFUSED = [
     "find / -type f -exec rm {} +",
     "find / -exec sh -c 'rm -rf {}' \\;",
     "cd / && find . -delete",
+    # arithmetic hides nothing
+    "echo $(( $(rm -rf /) ))",
+    "echo $((rm -rf /))",
+    "x=$((1 << 2))\nrm -rf /",
+    "((x << 2))\nrm -rf /",
+    "((rm -rf /); ls)",
+    "a[1<<2]=3\nrm -rf /",
+    "``rm -rf /``",
     # other ways to the same end
     "chmod -R 777 /",
     "sudo chown -R ann /usr",
@@ -375,8 +385,11 @@ def removals(draw: st.DrawFn) -> str:
     words = [draw(disguised("rm")), flags, draw(st.sampled_from(PATHS))]
     command = draw(st.sampled_from(PREFIXES)) + draw(blank).join(words)
     for _ in range(draw(st.integers(0, 3))):
-        quoting = draw(st.booleans())
-        command = f"sh -c {shlex.quote(command)}" if quoting else draw(st.sampled_from(WRAPPED)) % command
+        if draw(st.booleans()):
+            command = f"sh -c {shlex.quote(command)}"
+        else:
+            wrapped = draw(st.sampled_from(WRAPPED))
+            command = wrapped % (command.replace("\\", "\\\\").replace("`", "\\`") if "`" in wrapped else command)
     return command
 
 

@@ -1,0 +1,146 @@
+"""One command in a lane of a container: its output, its frames, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+
+from sandboxes import shell
+from sandboxes.base import SandboxFileError
+from sandboxes.command_shell import START_SECONDS
+from sandboxes.container_stream import ContainerStream
+from sandboxes.output import Collector
+
+LOST_EXIT_CODE = 128 + signal.SIGKILL  # of a command whose watcher is gone: what its shell would have said
+SETTLE_SECONDS = 0.5  # for output that is under way when the watcher is lost
+MARK_SECONDS = 5.0  # the same when the command has ended well, and only the way here is long
+STDIN_SECONDS = 10.0  # how long a write waits for a process that does not read
+NEWS_SECONDS = 0.1  # how long a write waits for the news that nobody reads it
+CHUNK_BYTES = 1 << 18
+
+
+class LaneJob:
+    """A command from before its start until its shell has ended and its output is in.
+
+    Output and frames come in streams of their own, in no order: it has ended when both have said so, or when one has
+    and the other had its time.
+    """
+
+    def __init__(
+        self, stream: ContainerStream, collector: Collector, on_change: Callable[[LaneJob], None], *, stdin: bool
+    ) -> None:
+        """``on_change`` is called when it has started and when it has ended."""
+        self.frames = shell.Frames()
+        self.started = asyncio.Event()  # its pid is known, or never will be
+        self.ended = asyncio.Event()
+        self.kill_wanted = False
+        self._stream = stream
+        self._collector = collector
+        self._on_change = on_change
+        self._stdin_open = stdin
+        self._stdin_gone = asyncio.Event()
+        self._output_complete = False
+        self._frames_ended = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._begin = self._loop.call_later(START_SECONDS, self.finish)
+
+    @property
+    def exit_code(self) -> int:
+        """The command's exit code, once it has ended."""
+        return LOST_EXIT_CODE if self.frames.exit_code is None else self.frames.exit_code
+
+    @property
+    def lost(self) -> bool:
+        """Whether it ended without a word."""
+        return self.ended.is_set() and self.frames.exit_code is None
+
+    def take_output(self, data: bytes) -> None:
+        """Take what was written."""
+        if not self.ended.is_set():
+            self._collector.feed(data)
+
+    def take_frame(self, frame: bytes) -> None:
+        """Take one whole frame."""
+        self.frames.feed(frame)
+        if self.frames.pid and not self.started.is_set():
+            self.started.set()
+            self._begin.cancel()
+            self._on_change(self)
+        if self.frames.exit_code is not None:
+            self._settle()
+
+    def output_complete(self) -> None:
+        """Take note that all output of the command itself is in."""
+        self._output_complete = True
+        self._settle()
+
+    def frames_ended(self) -> None:
+        """Take note that the watcher is gone."""
+        self._frames_ended = True
+        self._settle()
+
+    def stdin_ended(self) -> None:
+        """Take note that nobody reads stdin any more."""
+        self._stdin_open = False
+        self._stdin_gone.set()
+        self._stream.drop_input()
+
+    def finish(self) -> None:
+        """Call it ended; what its children write later is thrown away."""
+        self._begin.cancel()
+        if self._deadline:
+            self._deadline.cancel()
+        if self.ended.is_set():
+            return
+        self.started.set()
+        self.ended.set()
+        self.close_stdin()
+        self._stdin_gone.set()
+        self._collector.feed(b"")
+        self._on_change(self)
+
+    def release(self) -> None:
+        """Finish; nothing more will be heard of it."""
+        self.finish()
+
+    def connect_stdin(self) -> None:
+        """Do nothing: the lane finds out by itself."""
+
+    async def write(self, data: bytes) -> None:
+        """Write to the command's stdin. Raises SandboxFileError when that is closed or not read."""
+        for start in range(0, len(data), CHUNK_BYTES):
+            await self._room_for_input()
+            self._stream.send(data[start : start + CHUNK_BYTES])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NEWS_SECONDS):
+                await self._stdin_gone.wait()
+        self._check_stdin()
+
+    async def _room_for_input(self) -> None:
+        try:
+            async with asyncio.timeout(STDIN_SECONDS):
+                await self._stream.drain()
+        except TimeoutError:
+            raise SandboxFileError("the process does not read its stdin") from None
+        self._check_stdin()
+
+    def _check_stdin(self) -> None:
+        if not self._stdin_open:
+            raise SandboxFileError("the process has closed its stdin" if self._stdin_gone.is_set() else "stdin is closed")
+
+    def close_stdin(self) -> None:
+        """End the command's stdin."""
+        if self._stdin_open:
+            self._stdin_open = False
+            self._stream.end_input()
+
+    def _settle(self) -> None:
+        told = self.frames.exit_code is not None
+        if self._output_complete and (told or self._frames_ended):
+            self.finish()
+        elif (told or self._frames_ended) and not self._deadline:
+            seconds = MARK_SECONDS if told else SETTLE_SECONDS
+            self._deadline = self._loop.call_later(seconds, self.finish)

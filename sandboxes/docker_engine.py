@@ -1,0 +1,262 @@
+"""The connection to one Docker engine, or to Podman's compatible socket, through the ``docker`` package.
+
+Its methods block; ``call`` runs them in threads, a bounded number at a time. What goes wrong is a SandboxError with the
+engine's own words. This module imports the package, which takes a moment: import it where an engine is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import docker
+import requests
+from docker import errors as docker_errors
+from docker.utils import kwargs_from_env
+
+from sandboxes.base import SandboxError
+from sandboxes.container_shell import CHANNEL_MOUNT
+from sandboxes.container_stream import Connection
+from sandboxes.docker_settings import Settings
+
+T = TypeVar("T")
+
+API_SECONDS = 60  # for one answer of a busy engine
+PROBE_SECONDS = 5
+REMOVAL_SECONDS = 10.0  # for a removal that somebody else has begun
+BUSY_SECONDS = 0.05  # between two looks whether it has ended
+UNDO_SECONDS = 2.0  # what somebody who is cancelled waits for
+MAX_CALLS = 8  # at the same time, of one process
+MAX_PROCESSES = 512
+SHARED_MEMORY = "1g"
+# What package managers need: they hand files and themselves to other users, and end the helpers they started so.
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
+
+# The container's main process only waits for its stdin to end, that is, for the worker to be gone.
+_WAIT = "trap '' HUP INT QUIT TERM USR1 USR2 ALRM; exec cat >/dev/null"
+# What engines cannot always do, by their complaint. It is left out then.
+_OPTIONAL = {"storage-opt": "StorageOpt", "storage opt": "StorageOpt", "init binary not found": "Init"}
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container that runs. It ends, and is removed, when ``lifeline`` is closed."""
+
+    id: str
+    lifeline: socket.socket
+
+
+class Engine:
+    """One engine. Raises SandboxError when there is none that answers."""
+
+    def __init__(self, timeout_seconds: int = API_SECONDS) -> None:
+        with engine_errors("no Docker engine answers"):
+            self._api = docker.APIClient(
+                version="auto", timeout=timeout_seconds, max_pool_size=MAX_CALLS, **kwargs_from_env()
+            )
+            self.info: dict[str, Any] = self._api.info()
+            version = self._api.version()
+        self.platform = f"{version['Os']}/{version['Arch']}"
+        self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="docker")
+
+    def close(self) -> None:
+        """Close the connections that wait to be used again."""
+        self._pool.shutdown(wait=False)
+        self._api.close()
+
+    async def call(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """Run a blocking function in a thread.
+
+        When the caller is cancelled meanwhile the function does not run any more, or ``undo`` is run on what it
+        returned; that is waited for, but not for long.
+        """
+        running = self._pool.submit(function)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            if undo and not running.cancel():
+                undone = self._pool.submit(_undo, running, undo)
+                await asyncio.wait([asyncio.wrap_future(undone)], timeout=UNDO_SECONDS)
+            raise
+
+    def launch(self, image: str, name: str, labels: dict[str, str], settings: Settings) -> Container:
+        """Make a container and start it. Raises SandboxError, with nothing left behind."""
+        with engine_errors(f"no container of {image}"):
+            container_id = self._create(image, name, labels, self._host_options(settings))
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(self.remove, container_id)
+                lifeline = _connection(self._api.attach_socket(container_id, {"stdin": 1, "stream": 1})).socket
+                on_error.callback(lifeline.close)
+                self._api.start(container_id)
+                on_error.pop_all()
+        return Container(container_id, lifeline)
+
+    def discard(self, container: Container) -> None:
+        """Remove a container that nobody wants any more."""
+        self.remove(container.id)
+        container.lifeline.close()
+
+    def execute(self, container_id: str, arguments: Sequence[str]) -> Connection:
+        """Start a process in a container. Raises SandboxError."""
+        with engine_errors("the sandbox is gone"):
+            process = self._api.exec_create(container_id, list(arguments), stdin=True)
+            return _connection(self._api.exec_start(process["Id"], socket=True))
+
+    def remove(self, container_id: str) -> bool:
+        """Remove a container with all that is in it; tell whether it is gone, and surely."""
+        deadline = time.monotonic() + REMOVAL_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                self._api.remove_container(container_id, force=True, v=True)
+            except docker_errors.APIError as error:
+                if error.status_code == HTTPStatus.NOT_FOUND or "no such container" in _words(error).lower():
+                    return True
+                time.sleep(BUSY_SECONDS)  # it ends already, by itself
+            except _ENGINE_ERRORS:
+                return False  # so is the engine, and when it is back others will see to it
+        return False
+
+    def labelled(self, label: str) -> dict[str, dict[str, str]]:
+        """Return the labels of all containers that have this one, by id. Raises SandboxError."""
+        with engine_errors("the engine lists no containers"):
+            found = self._api.containers(all=True, filters={"label": label})
+        return {item["Id"]: item["Labels"] for item in found}
+
+    def image(self, name: str) -> dict[str, Any] | None:
+        """Return what the engine knows about an image it has; None when it has none. Raises SandboxError."""
+        with engine_errors(f"image {name}"):
+            try:
+                known: dict[str, Any] = self._api.inspect_image(name)  # type: ignore[no-untyped-call]
+            except docker_errors.ImageNotFound:
+                return None
+            return known
+
+    def pull(self, name: str) -> str:
+        """Get an image from its registry, with the credentials of the user's docker config; return the complaint."""
+        try:
+            for message in self._api.pull(name, stream=True, decode=True):
+                if "error" in message:
+                    return str(message["error"])
+        except _ENGINE_ERRORS as error:
+            return _words(error)
+        return ""
+
+    def try_out(self, image: str) -> str:
+        """Run an image's shell for a moment; return the complaint, "" when it runs."""
+        try:
+            made = self._api.create_container(image, entrypoint=["/bin/sh", "-c", ":"], command=[])
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.remove, made["Id"])
+                self._api.start(made["Id"])
+                ended = self._api.wait(made["Id"], timeout=API_SECONDS)
+                return self._api.logs(made["Id"]).decode("utf-8", "replace").strip() if ended["StatusCode"] else ""
+        except _ENGINE_ERRORS as error:
+            return _words(error)
+
+    def _create(self, image: str, name: str, labels: dict[str, str], options: dict[str, Any]) -> str:
+        host = self._api.create_host_config(**options)
+        while True:
+            try:
+                created = self._api.create_container(
+                    image,
+                    entrypoint=["/bin/sh", "-c", _WAIT],
+                    command=[],
+                    name=name,
+                    hostname="sandbox",
+                    working_dir="/",
+                    stdin_open=True,
+                    labels=labels,
+                    host_config=host,
+                    healthcheck={"test": ["NONE"]},
+                    use_config_proxy=False,  # it would bring variables of the host
+                )
+            except docker_errors.APIError as error:
+                refused = next((option for complaint, option in _OPTIONAL.items() if complaint in _words(error)), "")
+                if host.pop(refused, None) is None:
+                    raise
+            else:
+                return str(created["Id"])
+
+    def _host_options(self, settings: Settings) -> dict[str, Any]:
+        info = self.info
+        options: dict[str, Any] = {
+            "auto_remove": True,
+            "init": True,
+            "cap_drop": ["ALL"],
+            "cap_add": list(CAPABILITIES),
+            "security_opt": ["no-new-privileges"],
+            "shm_size": SHARED_MEMORY,
+            "tmpfs": {CHANNEL_MOUNT: "mode=1777,size=16m,nosuid,nodev,noexec"},
+            "log_config": {"Type": "none"},
+            "binds": list(settings.volumes) or None,
+            "network_mode": None if settings.network else "none",
+        }
+        if info.get("PidsLimit"):
+            options["pids_limit"] = MAX_PROCESSES
+        if settings.cpus and info.get("CpuCfsQuota"):
+            options["nano_cpus"] = int(min(settings.cpus, info.get("NCPU") or settings.cpus) * 1e9)
+        if settings.memory_mb and info.get("MemoryLimit"):
+            options["mem_limit"] = settings.memory_mb << 20
+            if info.get("SwapLimit"):
+                options["memswap_limit"] = settings.memory_mb << 20
+        if settings.disk_mb and ["Backing Filesystem", "extfs"] not in (info.get("DriverStatus") or []):
+            options["storage_opt"] = {"size": f"{settings.disk_mb}m"}
+        return options
+
+
+def probe() -> str:
+    """Say why no engine can be used here; "" when one can."""
+    host = os.environ.get("DOCKER_HOST", "")
+    if host.startswith("ssh://") or os.environ.get("DOCKER_TLS_VERIFY"):
+        return "sandbox docker needs an engine on a unix or a plain tcp socket; change DOCKER_HOST"
+    try:
+        Engine(PROBE_SECONDS).close()
+    except SandboxError as error:
+        return f"{error}; start Docker or Podman, or set DOCKER_HOST to its socket"
+    return ""
+
+
+_ENGINE_ERRORS = (docker_errors.DockerException, requests.RequestException, OSError)
+
+
+@contextlib.contextmanager
+def engine_errors(what: str) -> Iterator[None]:
+    """Turn what goes wrong between here and the engine into a SandboxError."""
+    try:
+        yield
+    except docker_errors.ImageNotFound as error:
+        raise SandboxError(f"{what}: {_words(error)}", kind="image_unavailable") from error
+    except _ENGINE_ERRORS as error:
+        raise SandboxError(f"{what}: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    """Return what the engine said, or what kept it from that."""
+    if isinstance(error, docker_errors.APIError) and error.explanation:
+        explanation = error.explanation
+        return explanation.decode("utf-8", "replace") if isinstance(explanation, bytes) else str(explanation)
+    return str(error)
+
+
+def _undo(running: Future[T], undo: Callable[[T], object]) -> None:
+    with contextlib.suppress(SandboxError):  # then there is nothing to undo
+        undo(running.result())
+
+
+def _connection(stream: Any) -> Connection:
+    """Take the socket out of the package's hands, with what it has read too much."""
+    response = stream._response  # noqa: SLF001 (kept there by the package so that the socket stays open)
+    connection = socket.socket(fileno=os.dup(stream.fileno()))
+    stream._sock.settimeout(0)  # noqa: SLF001 (what follows must not wait)
+    connection.setblocking(False)
+    early = response.raw._fp.fp.peek()  # noqa: SLF001 (the only way to it)
+    response.close()
+    return Connection(connection, bytes(early))

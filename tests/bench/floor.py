@@ -1,0 +1,40 @@
+"""What 200 one-tool rollouts cannot do without: two chat completions by bare aiohttp and one ``bash -c`` each.
+
+    python -m tests.bench.floor BASE_URL ROLLOUTS
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import aiohttp
+
+from toolsets import KNOWN_TOOLS
+
+IN_FLIGHT = 32
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in KNOWN_TOOLS]
+
+
+async def rollout(session: aiohttp.ClientSession, base_url: str, gate: asyncio.Semaphore) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "say hello"}]
+    async with gate:
+        for role in ("tool", ""):
+            body = {"model": "bench", "messages": messages, "tools": TOOLS}
+            async with session.post(f"{base_url}/chat/completions", json=body) as response:
+                await response.json()
+            if role:
+                process = await asyncio.create_subprocess_exec("bash", "-c", "echo hello", stdout=asyncio.subprocess.PIPE)
+                await process.communicate()
+                messages.append({"role": role, "content": "hello"})
+
+
+async def main(base_url: str, rollouts: int) -> None:
+    gate = asyncio.Semaphore(IN_FLIGHT)
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(rollout(session, base_url, gate) for _ in range(rollouts)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

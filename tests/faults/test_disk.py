@@ -1,0 +1,204 @@
+"""The disk is full, read-only, gone or slow: one line says so, and the run goes on when that is mended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from endpoints.scripted import ScriptedEndpoint
+from tests.faults.processes import assert_gone, below_me, wait_for_workers
+from tests.program import Ended, Workplace, answer, ending, prompt_of, prompts_of, wait_until
+
+SIZE = 1 << 20
+BIG_ROW = answer("x", content_chars=300_000)
+ENOSPC = "No space left on device"
+
+
+@pytest.fixture
+def disk(place: Workplace) -> Iterator[Path]:
+    """A disk of 1 MB under the run's folder ``data``; what sandboxes need is elsewhere."""
+    path = place.path / "data"
+    path.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", path], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"mounting a small file system takes root: {made.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(disk: Path, leave_bytes: int = 0) -> Path:
+    """Fill the disk, but for so much."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        with suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        file.truncate(max(0, file.tell() - leave_bytes))
+    return ballast
+
+
+def assert_told(ended: Ended, *words: str) -> None:
+    """One line says what is wrong, and how to go on."""
+    assert ended.code == 1, ended.stderr
+    assert (ended.stdout, ended.stderr.count("\n")) == ("", 1), ended.stderr
+    assert ended.stderr.startswith("error: cannot ")
+    assert all(word in ended.stderr for word in words), ended.stderr
+    assert ended.stderr.endswith(" --resume\n")
+
+
+def whole_rows(place: Workplace) -> list[str]:
+    """The prompts of all rows; a line that is none fails."""
+    return sorted(prompt_of(row) for row in place.rows())
+
+
+def finish(place: Workplace, prompts: list[str]) -> None:
+    """Resume: what is recorded is not asked for again, all is there at the end, and no line is torn."""
+    done = whole_rows(place)
+    with ScriptedEndpoint([answer("1")]) as endpoint:
+        ended = place.run(endpoint.base_url, resume=True)
+        assert sorted([*done, *prompts_of(endpoint)]) == sorted(prompts)
+    assert ended.code == 0, ended.stderr
+    assert "ignored" not in ended.stderr
+    assert [prompt_of(row) for row in place.trajectories()] == prompts
+    assert whole_rows(place) == sorted(prompts)
+    assert not list(place.run_dir().glob(".*.tmp"))
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_row(place: Workplace, disk: Path) -> None:
+    prompts = [f"question {number}" for number in range(8)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([BIG_ROW]) as endpoint:
+        ended = place.run(endpoint.base_url, concurrency=2)
+    assert_told(ended, "cannot write data/r/batch_", ENOSPC)
+    assert whole_rows(place)
+    assert (place.run_dir() / "run.log").exists()
+    (disk / "more").touch()
+    subprocess.run(["mount", "-o", f"remount,size={4 * SIZE}", disk], check=True)
+    finish(place, prompts)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_the_checkpoint(place: Workplace, disk: Path) -> None:
+    """The rows still fit into the page that their file has; a new file does not."""
+    prompts = [f"question {number}" for number in range(6)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([answer("1", delay_seconds=1)]) as endpoint:
+        with ending(place.start(endpoint.base_url, batch_size=3, concurrency=1)) as process:
+            wait_until(lambda: (place.run_dir() / "batch_0.jsonl").exists(), "the first row is there")
+            before = (place.run_dir() / "checkpoint.json").read_bytes()
+            ballast = fill(disk)
+            ended = place.ended(process)
+    if "batch_0" not in ended.stderr:
+        assert_told(ended, "cannot write data/r/checkpoint.json", ENOSPC)
+    assert (place.run_dir() / "checkpoint.json").read_bytes() == before
+    ballast.unlink()
+    finish(place, prompts)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_the_merge(place: Workplace, disk: Path) -> None:
+    prompts = [f"question {number}" for number in range(2)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([BIG_ROW]) as endpoint:
+        ended = place.run(endpoint.base_url)
+        assert_told(ended, "cannot write data/r/trajectories.jsonl", ENOSPC)
+        assert len(endpoint.requests) == 2
+    assert whole_rows(place) == prompts
+    assert place.json("checkpoint.json")["completed_prompts"] == [0, 1]
+    assert not (place.run_dir() / "trajectories.jsonl").exists()
+    subprocess.run(["mount", "-o", f"remount,size={4 * SIZE}", disk], check=True)
+    finish(place, prompts)
+
+
+def test_a_disk_that_is_full_at_the_start(place: Workplace, disk: Path) -> None:
+    place.dataset(["one"])
+    ballast = fill(disk)
+    with ScriptedEndpoint([answer("1")]) as endpoint:
+        assert_told(place.run(endpoint.base_url), ENOSPC)
+        assert not endpoint.requests, "nothing is paid for that cannot be kept"
+    ballast.unlink()
+    finish(place, ["one"])
+
+
+def test_a_disk_without_inodes(place: Workplace, disk: Path) -> None:
+    place.dataset(["one", "two"])
+    subprocess.run(["mount", "-o", "remount,nr_inodes=5", disk], check=True)
+    with ScriptedEndpoint([answer("1")]) as endpoint:
+        assert_told(place.run(endpoint.base_url), ENOSPC)
+    subprocess.run(["mount", "-o", "remount,nr_inodes=500", disk], check=True)
+    finish(place, ["one", "two"])
+
+
+def test_a_folder_that_turns_read_only(place: Workplace, disk: Path) -> None:
+    prompts = [f"question {number}" for number in range(6)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([answer("1", delay_seconds=0.5)]) as endpoint:
+        with ending(place.start(endpoint.base_url, concurrency=1)) as process:
+            wait_until(lambda: (place.run_dir() / "batch_1.jsonl").exists(), "a batch is done")
+            with frozen(process):
+                read_only(disk)
+            ended = place.ended(process)
+        assert_told(ended, "Read-only file system")
+        assert_told(place.run(endpoint.base_url, resume=True), "Read-only file system")
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    finish(place, prompts)
+
+
+@contextmanager
+def frozen(process: subprocess.Popen[str]) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    yield
+    process.send_signal(signal.SIGCONT)
+
+
+def read_only(disk: Path) -> None:
+    """Make it read-only under those who write to it."""
+    shielded = subprocess.run(["mount", "-o", "remount,ro", disk], capture_output=True, check=False)
+    if shielded.returncode:  # a file is open for writing: then the mount alone, which is all that writers by name see
+        subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
+
+
+def test_a_folder_that_is_removed(place: Workplace) -> None:
+    prompts = [f"question {number}" for number in range(6)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([answer("1", delay_seconds=0.5)]) as endpoint:
+        with ending(place.start(endpoint.base_url, concurrency=1)) as process:
+            wait_until(lambda: (place.run_dir() / "batch_1.jsonl").exists(), "a batch is done")
+            place.run_dir().rename(place.path / "elsewhere")
+            ended = place.ended(process)
+    assert_told(ended, "No such file or directory")
+    (place.path / "elsewhere").rename(place.run_dir())
+    finish(place, prompts)
+
+
+@pytest.mark.parametrize("name", ["run.log", "checkpoint.json", "trajectories.jsonl", "statistics.json", ".lock"])
+def test_a_folder_where_a_file_should_be(place: Workplace, name: str) -> None:
+    place.dataset(["one"])
+    (place.run_dir() / name).mkdir(parents=True)
+    with ScriptedEndpoint([answer("1")]) as endpoint:
+        assert_told(place.run(endpoint.base_url), name, "Is a directory")
+    (place.run_dir() / name).rmdir()
+    finish(place, ["one"])
+
+
+def test_no_room_for_sandboxes(place: Workplace, disk: Path) -> None:
+    """The sandboxes' disk is full, the run's is not: that is a failure of these rollouts."""
+    place.dataset(["one"])
+    place.env["TMPDIR"] = str(disk)
+    ballast = fill(disk)
+    flags = {"run_name": "r"}
+    os.symlink(disk, place.path / "unused")
+    workplace = Workplace(place.path / "elsewhere", place.env)
+    workplace.path.mkdir()
+    workplace.dataset(["one"])
+    with ScriptedEndpoint([BIG_ROW]) as endpoint:
+        ended = workplace.run(endpoint.base_url, **flags)
+    assert ended.code in (0, 1)
+    ballast.unlink()

@@ -1,0 +1,266 @@
+"""Workers die, get stuck, run out of memory: the run goes on, and only who is to blame pays for it."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from endpoints.script import ScriptedReply
+from endpoints.scripted import ScriptedEndpoint
+from tests.faults.processes import Process, below, private_kib, sandboxes, spawner, wait_for_workers, workers
+from tests.program import Ended, Json, Workplace, answer, ending, prompt_of, prompts_of, terminal, wait_until
+
+DEATHS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT]
+CGROUPS = Path("/sys/fs/cgroup")
+MIB = 1 << 20
+
+
+@contextmanager
+def meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Do this over and over in a thread."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(0.01):
+            work()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def outcomes(place: Workplace) -> dict[str, str]:
+    """How each prompt ended; there must be one row each."""
+    ends = {prompt_of(row): row["error"]["kind"] if row.get("failed") else "done" for row in place.rows()}
+    assert len(ends) == len(place.rows())
+    return ends
+
+
+class WorkerOf:
+    """Kills the worker that asks for a prompt's answer, each time it does."""
+
+    def __init__(self, endpoint: ScriptedEndpoint, prompt: str, number: signal.Signals) -> None:
+        self.endpoint = endpoint
+        self.prompt = prompt
+        self.number = number
+        self.killed = 0
+
+    def __call__(self) -> None:
+        if prompts_of(self.endpoint).count(self.prompt) > self.killed:
+            self.killed += 1
+            newest = max(workers(), key=lambda process: process.pid)  # one worker at first, then one for it alone
+            newest.kill(self.number)
+
+
+@pytest.mark.parametrize("number", DEATHS)
+def test_a_sample_that_kills_its_worker_is_tried_once_more_and_then_fails_alone(
+    place: Workplace, number: signal.Signals
+) -> None:
+    prompts = [f"good {each}" for each in range(6)]
+    place.dataset([*prompts[:3], "deadly", *prompts[3:]])
+    replies = [answer("late", prompt="deadly", delay_seconds=30), answer("1", prompt="good", delay_seconds=0.5)]
+    with ScriptedEndpoint(replies) as endpoint, ending(place.start(endpoint.base_url, concurrency=4)) as process:
+        killer = WorkerOf(endpoint, "deadly", number)
+        with meanwhile(killer):
+            ended = place.ended(process)
+        asked = Counter(prompts_of(endpoint))
+    assert killer.killed == asked["deadly"] == 2
+    assert max(asked[prompt] for prompt in prompts) <= 2
+    assert (ended.code, "worker_died" in ended.stdout) == (1, True)
+    assert outcomes(place) == {**dict.fromkeys(prompts, "done"), "deadly": "worker_died"}
+    assert ended.last_line.startswith("1 failed of 7 samples; resume with: ")
+
+
+def test_workers_that_are_killed_at_random_lose_nothing(place: Workplace) -> None:
+    check_random_kills(place, samples=30, pause_seconds=0.5)
+
+
+@pytest.mark.slow
+def test_many_workers_that_are_killed_at_random_lose_nothing(place: Workplace) -> None:
+    check_random_kills(place, samples=300, pause_seconds=0.3)
+
+
+def check_random_kills(place: Workplace, samples: int, pause_seconds: float) -> None:
+    dice = random.Random(3)
+    prompts = [f"question {number:03}" for number in range(samples)]
+    place.dataset(prompts)
+    deaths = 0
+
+    def kill_one() -> None:
+        nonlocal deaths
+        time.sleep(dice.uniform(0, 2 * pause_seconds))
+        if alive := workers():
+            dice.choice(alive).kill(dice.choice(DEATHS))
+            deaths += 1
+
+    replies = [terminal("echo $((6 * 7))", delay_seconds=(0.0, 0.4)), answer("42", delay_seconds=(0.0, 0.4))]
+    with (
+        ScriptedEndpoint(replies) as endpoint,
+        ending(place.start(endpoint.base_url, num_workers=3, concurrency=3, batch_size=10)) as process,
+        meanwhile(kill_one),
+    ):
+        ended = place.ended(process, 120)
+    assert deaths > 2
+    ends = outcomes(place)
+    assert sorted(ends) == prompts
+    assert set(ends.values()) <= {"done", "worker_died"}
+    assert ended.code == (1 if "worker_died" in ends.values() else 0)
+    assert len(place.trajectories()) == Counter(ends.values())["done"]
+    wait_until(lambda: not sandboxes(place), "the sandboxes of dead workers are gone", 5)
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_row_leaves_no_torn_line(place: Workplace) -> None:
+    """The row is too long for the socket, and the parent stands still while the worker writes it."""
+    place.dataset(["long", "short"])
+    replies = [answer("x", content_chars=10_000_000, prompt="long", times=2), answer("1", prompt="short", delay_seconds=2)]
+    with ScriptedEndpoint(replies) as endpoint, ending(place.start(endpoint.base_url)) as process:
+        wait_until(lambda: len(endpoint.requests) == 2, "both are asked")
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1)
+        (worker,) = workers()
+        worker.kill()
+        os.kill(process.pid, signal.SIGCONT)
+        ended = place.ended(process)
+    assert (ended.code, outcomes(place)) == (0, {"long": "done", "short": "done"})
+    assert "died with 2 rollouts in flight" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_spawner_is_replaced_and_its_workers_work_on(place: Workplace, number: signal.Signals) -> None:
+    prompts = [f"question {each}" for each in range(6)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([answer("1", delay_seconds=1.5)]) as endpoint:
+        with ending(place.start(endpoint.base_url, concurrency=2)) as process:
+            wait_until(lambda: len(endpoint.requests) == 2, "the first two are asked")
+            spawner(process.pid).kill(number)
+            wait_until(lambda: len(endpoint.requests) == 4, "the next two are asked")
+            (worker,) = workers()
+            worker.kill()
+            ended = place.ended(process)
+        asked = Counter(prompts_of(endpoint))
+    assert (ended.code, outcomes(place)) == (0, dict.fromkeys(prompts, "done"))
+    assert [asked[prompt] for prompt in prompts] == [1, 1, 2, 2, 1, 1]
+
+
+def test_a_spawner_that_dies_while_it_starts_is_replaced(place: Workplace) -> None:
+    place.dataset(["one"])
+    with ScriptedEndpoint([answer("1")]) as endpoint, ending(place.start(endpoint.base_url)) as process:
+        for _ in range(3):
+            wait_until(lambda: has_spawner(process.pid), "the spawner is there")
+            spawner(process.pid).kill()
+        ended = place.ended(process)
+    assert (ended.code, outcomes(place)) == (0, {"one": "done"})
+
+
+def has_spawner(program: int) -> bool:
+    with suppress(ValueError):
+        return bool(spawner(program))
+    return False
+
+
+def test_signals_to_all_processes_stop_the_run_as_one_to_the_parent_does(place: Workplace) -> None:
+    """As a service manager does it, or somebody with pkill."""
+    place.dataset(["one", "two"])
+    with ScriptedEndpoint([terminal("sleep 600")]) as endpoint:
+        with ending(place.start(endpoint.base_url)) as process:
+            wait_until(lambda: len(sandboxes(place)) == 2, "the sandboxes are made")
+            for each in [spawner(process.pid), *workers()]:
+                each.kill(signal.SIGTERM)
+                each.kill(signal.SIGHUP)
+                each.kill(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+            ended = place.ended(process)
+    assert (ended.code, outcomes(place)) == (130, {"one": "interrupted", "two": "interrupted"})
+    assert "died" not in ended.stderr
+    assert not sandboxes(place)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stuck_is_replaced(place: Workplace) -> None:
+    place.dataset(["one", "two", "three"])
+    with ScriptedEndpoint([answer("1", delay_seconds=2)]) as endpoint:
+        with ending(place.start(endpoint.base_url)) as process:
+            wait_until(lambda: len(endpoint.requests) == 3, "all are asked")
+            (worker,) = workers()
+            worker.kill(signal.SIGSTOP)
+            ended = place.ended(process, 100)
+    assert (ended.code, outcomes(place)) == (0, dict.fromkeys(["one", "two", "three"], "done"))
+    assert "is stuck; it is killed" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_program_that_stood_still_as_a_whole_works_on(place: Workplace) -> None:
+    """A paused container, a frozen cgroup: nobody is to blame for the silence."""
+    place.dataset(["one"])
+    with ScriptedEndpoint([answer("1", delay_seconds=70)]) as endpoint:
+        with ending(place.start(endpoint.base_url)) as process:
+            wait_until(lambda: endpoint.requests, "it is asked")
+            everyone = [*workers(), spawner(process.pid), Process(process.pid, 0, "")]
+            for each in everyone:
+                each.kill(signal.SIGSTOP)
+            time.sleep(64)
+            for each in reversed(everyone):
+                each.kill(signal.SIGCONT)
+                time.sleep(0.3)
+            ended = place.ended(process)
+        assert len(endpoint.requests) == 1
+    assert (ended.code, ended.stderr, outcomes(place)) == (0, "", {"one": "done"})
+
+
+HEAVY = terminal("true", content="x", content_chars=10_000_000, prompt="heavy")  # ten of them: a conversation of 100 MB
+LIGHT = answer("1", prompt="light", delay_seconds=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limited", ["cgroup", "rlimit"])
+def test_a_sample_that_takes_all_memory_fails_alone(place: Workplace, tmp_path: Path, limited: str) -> None:
+    prompts = [f"light {number}" for number in range(8)]
+    place.dataset([*prompts[:4], "heavy", *prompts[4:]])
+    with ScriptedEndpoint([HEAVY, LIGHT]) as endpoint:
+        with ending(place.start(endpoint.base_url, concurrency=3)) as process, ExitStack() as stack:
+            (worker,) = wait_for_workers(1)
+            if limited == "cgroup":
+                stack.enter_context(small_cgroup(process.pid, tmp_path.name))
+            else:
+                for each in (worker, spawner(process.pid)):
+                    size = int(Path(f"/proc/{each.pid}/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGESIZE")
+                    resource.prlimit(each.pid, resource.RLIMIT_AS, (size + 150 * MIB,) * 2)
+            ended = place.ended(process, 100)
+    ends = outcomes(place)
+    assert ends.pop("heavy") in ("worker_died", "internal")
+    assert ends == dict.fromkeys(prompts, "done")
+    assert ended.code == 1
+    assert ended.last_line.startswith("1 failed of 9 samples; resume with: ")
+
+
+@contextmanager
+def small_cgroup(program: int, name: str) -> Iterator[None]:
+    """Let a program and all its processes have little more memory than they have now."""
+    kind = "memory.limit_in_bytes" if (CGROUPS / "memory").is_dir() else "memory.max"
+    group = (CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS) / name
+    try:
+        group.mkdir()
+        everyone = [program, *(process.pid for process in below(program))]
+        for pid in everyone:
+            (group / "cgroup.procs").write_text(str(pid))
+        (group / kind).write_text(str(sum(private_kib(pid) for pid in everyone) * 1024 + 150 * MIB))
+    except OSError as error:
+        pytest.skip(f"a memory cgroup cannot be made here: {error}")
+    yield
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), "the cgroup is empty")
+    group.rmdir()

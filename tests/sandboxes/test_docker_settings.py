@@ -1,0 +1,111 @@
+"""The original's variables for containers, read at the door."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandboxes.base import SandboxError
+from sandboxes.docker import DockerBackend
+from sandboxes.docker_settings import DEFAULT_IMAGE, Settings, SettingsError
+from tests.sandboxes.containers import SPEC
+
+
+def test_defaults() -> None:
+    assert Settings.from_environment({}) == Settings(
+        image="nikolaik/python-nodejs:python3.11-nodejs20",
+        cpus=1,
+        memory_mb=5120,
+        disk_mb=51200,
+        network=True,
+        volumes=(),
+        variables={},
+        cwd="",
+    )
+
+
+def test_empty_is_the_default() -> None:
+    names = ("DOCKER_IMAGE", "CONTAINER_CPU", "DOCKER_NETWORK", "DOCKER_ENV", "CWD")
+    assert Settings.from_environment({f"TERMINAL_{name}": " " for name in names}) == Settings.from_environment({})
+    assert Settings.from_environment({}).image == DEFAULT_IMAGE
+
+
+def test_all_of_them() -> None:
+    environ = {
+        "TERMINAL_DOCKER_IMAGE": "debian:12",
+        "TERMINAL_CONTAINER_CPU": "0.5",
+        "TERMINAL_CONTAINER_MEMORY": "512",
+        "TERMINAL_CONTAINER_DISK": "0",
+        "TERMINAL_DOCKER_NETWORK": "False",
+        "TERMINAL_DOCKER_VOLUMES": '["/data:/data:ro"]',
+        "TERMINAL_DOCKER_FORWARD_ENV": '["LANG", "NOT_THERE"]',
+        "TERMINAL_DOCKER_ENV": '{"A": "b c", "N": 3}',
+        "TERMINAL_CWD": "/srv/app",
+        "LANG": "C.UTF-8",
+    }
+    assert Settings.from_environment(environ) == Settings(
+        image="debian:12",
+        cpus=0.5,
+        memory_mb=512,
+        disk_mb=0,
+        network=False,
+        volumes=("/data:/data:ro",),
+        variables={"LANG": "C.UTF-8", "A": "b c", "N": "3"},
+        cwd="/srv/app",
+    )
+
+
+@pytest.mark.parametrize("path", [".", "proj", "~/x", "/home/me/proj", "/Users/me", "C:\\proj", "C:/proj", "\\\\host\\a"])
+def test_folders_of_the_host_are_ignored(path: str) -> None:
+    assert Settings.from_environment({"TERMINAL_CWD": path}).cwd == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("TERMINAL_CONTAINER_CPU", "two", "TERMINAL_CONTAINER_CPU=two must be a number, 0 or more"),
+        ("TERMINAL_CONTAINER_CPU", "-1", "must be a number, 0 or more"),
+        ("TERMINAL_CONTAINER_MEMORY", "5g", "TERMINAL_CONTAINER_MEMORY=5g must be a number"),
+        ("TERMINAL_CONTAINER_MEMORY", "nan", "must be a number"),
+        ("TERMINAL_CONTAINER_DISK", "inf", "must be a number"),
+        ("TERMINAL_DOCKER_NETWORK", "perhaps", "TERMINAL_DOCKER_NETWORK=perhaps must be true or false"),
+        ("TERMINAL_DOCKER_VOLUMES", "/data:/data", "TERMINAL_DOCKER_VOLUMES must be JSON"),
+        ("TERMINAL_DOCKER_VOLUMES", '{"a": 1}', "must be a JSON list of texts"),
+        ("TERMINAL_DOCKER_FORWARD_ENV", '["A B"]', "'A B' cannot be the name of a variable"),
+        ("TERMINAL_DOCKER_ENV", "[1]", "must be a JSON object of texts"),
+        ("TERMINAL_DOCKER_ENV", '{"A-B": "x"}', "'A-B' cannot be the name of a variable"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(
+    name: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_environment({name: value})
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv(name, value)
+    assert DockerBackend().unavailable() == str(caught.value)
+    with pytest.raises(SandboxError, match=name):
+        asyncio.run(DockerBackend().open(SPEC))
+
+
+class TestWithoutAnEngine:
+    def test_no_socket(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DOCKER_HOST", "unix:///no/such.sock")
+        backend = DockerBackend()
+        assert backend.unavailable().startswith("no Docker engine runs here (/no/such.sock is not there); start Docker")
+        assert backend.sweep() == 0
+        with pytest.raises(SandboxError, match="no Docker engine answers"):
+            asyncio.run(backend.open(SPEC))
+
+    def test_nobody_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+        assert "no Docker engine answers" in DockerBackend().unavailable()
+        assert DockerBackend().sweep() == 0
+
+    @pytest.mark.parametrize(("name", "value"), [("DOCKER_HOST", "ssh://me@there"), ("DOCKER_TLS_VERIFY", "1")])
+    def test_sockets_that_cannot_be_used(self, name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+        monkeypatch.setenv(name, value)
+        assert "a unix or a plain tcp socket" in DockerBackend().unavailable()
