@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -91,11 +91,10 @@ def start_endpoint(
             env=dict(environ),
             start_new_session=True,  # Ctrl-C is the run's business
         )
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(_end, process)
         ready = _wait_ready(process, kind, tell)
-    except BaseException:  # whatever stops the waiting, the process must not stay
-        _end(process)
-        raise
+        on_error.pop_all()
     return Endpoint(ready["base_url"], EMBEDDED_CONCURRENCY if kind == EMBEDDED else None, process)
 
 

@@ -8,10 +8,11 @@ used, and what is left out is left to the tool to check.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 Schema = dict[str, Any]
+Thinking = Literal["none", "plan", "next"]
 
 _PLAIN_KEYWORDS = ("type", "enum", "const", "required", "minimum", "maximum", "minLength", "maxLength", "minItems")
 _SCHEMA_KEYWORDS = ("items", "additionalProperties")
@@ -21,26 +22,41 @@ _MAX_DEPTH = 12  # deeper, and around a recursive $ref, any value goes
 # Without these separators the model is held to compact JSON, which is not its habit, and writes nonsense.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a model may write zeros without end
-_TEXT = r"/[\p{L}0-9\x22'*-][^\n]*(\n+[^{<`\n][^\n]*)*/"
-_THINK = r'"<think>\nI will " /[^<{\n]{10,240}/ "\n</think>\n"'  # "I will": a plan, not advice to the user
+DONE = "The task is done."
+# Text: no line begins with <, or with { and a quotation mark, where a made-up result or a sham call would be.
+_RULES = {
+    "text": r"/[\p{L}0-9\x22'`*#-][^\n]*(\n+([^{<\n][^\n]*|\{([^\x22\n][^\n]*)?))*\n*/",
+    "sentence": r"/[^<{\n]{10,240}/",
+    # First person and future: a plan; left free, the model gives advice to the user instead.
+    "plan": r'"<think>\nI will " sentence "\n</think>\n"',
+    "next": r'"<think>\nNext, I will " sentence "\n</think>\n"',
+    "done": rf'"<think>\n{DONE}\n</think>\n"',
+}
+# What is written, by (thinking, whether there are calls, whether text will do).
+_STARTS = {
+    ("none", True, True): "call | text",
+    ("none", True, False): "call",
+    ("plan", True, True): "plan (call | text)",
+    ("plan", True, False): "plan call",
+    ("next", True, True): "next call | done text",
+    ("next", True, False): "next call",
+}
 
 
-def call_grammar(tools: Mapping[str, Schema], *, think: bool, text: bool) -> str:
-    """Return the grammar of a reply: an optional <think> block, then a call of one of the tools, or text if allowed.
+def call_grammar(tools: Mapping[str, Schema], *, thinking: Thinking, text: bool) -> str:
+    """Return the grammar of a reply: perhaps a <think> block, then a call of one of the tools, or text if it will do.
 
-    ``tools`` maps names to the schemas of their arguments; it may be empty when text is allowed.
+    ``tools`` maps names to the schemas of their arguments; without any, it is text. ``thinking`` "plan" is for the
+    first turn, "next" for the turns after it, where the model decides by it between going on and answering.
     """
-    rules, choices = [], []
+    rules = [f"{name}: {body}" for name, body in _RULES.items()]
     for number, (name, schema) in enumerate(tools.items()):
         opening = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
         rules.append(f"arguments{number}: %json {json.dumps(argument_schema(schema))}")
         rules.append(f'call{number}: {opening} arguments{number} "}}"')
-        choices.append(f"call{number}")
-    if text:
-        rules.append(f"text: {_TEXT}")
-        choices.append("text")
-    rules.append(f"think: {_THINK}")
-    rules.append(f"start: {'think ' if think else ''}({' | '.join(choices)})")
+    if tools:
+        rules.append(f"call: {' | '.join(f'call{number}' for number in range(len(tools)))}")
+    rules.append(f"start: {_STARTS.get((thinking, bool(tools), text), 'text')}")
     return "\n".join(["%llguidance {}", *rules, ""])
 
 
@@ -52,11 +68,11 @@ def argument_schema(schema: Schema) -> Schema:
     return {**plain, "x-guidance": _SPACING}
 
 
-def _plain(schema: Any, definitions: Schema, depth: int) -> Schema:
+def _plain(schema: Any, definitions: Any, depth: int) -> Schema:
     if not isinstance(schema, dict) or depth == 0:
         return {}
     reference = schema.get("$ref")
-    if isinstance(reference, str):
+    if isinstance(reference, str) and isinstance(definitions, dict):
         return _plain(definitions.get(reference.rpartition("/")[2]), definitions, depth - 1)
     plain = {key: schema[key] for key in _PLAIN_KEYWORDS if _usable(key, schema.get(key))}
     if plain.get("type") == "integer":
@@ -66,7 +82,7 @@ def _plain(schema: Any, definitions: Schema, depth: int) -> Schema:
         plain["additionalProperties"] = False
         plain["required"] = [name for name in plain.get("required", []) if name in properties]
     for key in _SCHEMA_KEYWORDS:
-        if isinstance(value := schema.get(key), dict):
+        if key not in plain and isinstance(value := schema.get(key), dict):
             plain[key] = _plain(value, definitions, depth - 1)
     for key in _LIST_KEYWORDS:
         if isinstance(branches := schema.get(key), list) and branches:
@@ -75,10 +91,17 @@ def _plain(schema: Any, definitions: Schema, depth: int) -> Schema:
 
 
 def _usable(key: str, value: Any) -> bool:
-    if key == "type":
-        return isinstance(value, (str, list)) and _TYPES.issuperset([value] if isinstance(value, str) else value)
-    if key in {"enum", "required"}:
-        return isinstance(value, list) and bool(value)
-    if key == "const":
-        return value is not None
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    match key:
+        case "type":
+            names = [value] if isinstance(value, str) else value
+            return isinstance(names, list) and bool(names) and all(name in _TYPES for name in names)
+        case "required":
+            return isinstance(value, list) and all(isinstance(name, str) for name in value)
+        case "enum":
+            return isinstance(value, list) and bool(value)
+        case "const":
+            return value is not None
+        case "minimum" | "maximum":
+            return isinstance(value, (int, float)) and not isinstance(value, bool)
+        case _:
+            return isinstance(value, int) and not isinstance(value, bool) and value >= 0

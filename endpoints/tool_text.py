@@ -4,92 +4,81 @@ The small model that comes with the program does not keep to the tags of its own
 a form it does keep to: signatures in the system turn, a call as one JSON object, a result as a <tool_response> block.
 Pure; in front of the prompt nothing varies from one rollout to the next, so the engine works that part out once.
 
-Two rules change what the model may say:
+Rules that change what the model may say, because small models do not plan or stop by themselves:
 
-* Thinking first: on the first turn after the prompt it must write one sentence in a <think> block, which comes back as
-  ``reasoning_content``. Not with reasoning_effort none.
-* Stop rule: after ``MAX_CALLS`` calls since the prompt, or once it has made the same call twice, it may only write
-  text. Small models do not stop by themselves.
+* It thinks first: a sentence in a <think> block, which comes back as ``reasoning_content``. On the first turn after the
+  prompt that is a plan; on later turns it says what comes next, and then makes a call, or that the task is done, and
+  then answers. Not with reasoning_effort none.
+* After ``MAX_CALLS`` calls since the prompt, or once it has made the same call twice, it may only write text.
+* Tools of ``TOO_HARD`` are not offered, nor arguments that are optional numbers or switches: it only gets lost in them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-JsonObject = dict[str, Any]
+from endpoints.chat_request import ChatMessage, ChatRequest, Function, JsonObject
+from endpoints.tool_grammar import DONE, Thinking
 
 MAX_CALLS = 8
-_DEFAULT_SYSTEM = "You are a helpful assistant with a Linux computer."
+TOO_HARD = frozenset({"process"})
+_DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."  # what it was trained with
 _INSTRUCTIONS = """\
 # Tools
 
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
 {tools}
+</tools>
 
-You do the user's task yourself, one step after the other, by calling tools. To call one, answer with one JSON object:
-{example}
-Its result comes back in <tool_response></tool_response>. Before the first call, say in one sentence between <think> and \
-</think> what you will do. When the whole task is done, answer the user in plain text with what the tools returned."""
-_NUDGE = "Go on with the next step of the task; if all is done, answer it."
+To call a function, answer with one JSON object holding the function name and its arguments, and nothing else:
+{{"name": <function-name>, "arguments": <args-json-object>}}
+Work step by step. Before each call, say in one sentence between <think> and </think> what you will do. When all that \
+the user asked for is done, say so there ("{done}"), and answer in plain text."""
 _THINK = re.compile(r"\A<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
-_CALL = re.compile(r'^\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\Z', re.DOTALL | re.MULTILINE)
-
-
-class BadRequestError(ValueError):
-    """The request makes no sense; the message says why."""
+_CALL = re.compile(r'\A\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\Z', re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What the model may write next."""
+    """What the model may write next; see ``tool_grammar.call_grammar``."""
 
-    tools: dict[str, JsonObject]  # name → schema of the arguments; empty: no call
+    tools: dict[str, JsonObject]  # name → schema of the arguments
     text: bool
-    think: bool
+    thinking: Thinking
 
 
-def fold(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return the conversation as system, user and assistant turns of text alone. Raises BadRequestError."""
-    system = [_text(message) for message in messages if message.get("role") in {"system", "developer"}]
-    if tools:
-        signatures = "\n".join(_signature(tool["function"]) for tool in tools)
-        system = [*(system or [_DEFAULT_SYSTEM]), _INSTRUCTIONS.format(tools=signatures, example=_example(tools[0]["function"]))]
+def fold(request: ChatRequest) -> list[JsonObject]:
+    """Return the conversation as system, user and assistant turns of text alone."""
+    system = [message.text for message in request.messages if message.role in {"system", "developer"}]
+    if shown := _shown(request.offered):
+        signatures = "\n".join(_signature(request.offered[name], schema) for name, schema in shown.items())
+        system = [*(system or [_DEFAULT_SYSTEM]), _INSTRUCTIONS.format(tools=signatures, done=DONE)]
     folded = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    for message in messages:
-        match message.get("role"):
-            case "system" | "developer":
-                continue
-            case "user":
-                _add(folded, "user", _text(message))
-            case "tool":
-                _add(folded, "user", f"<tool_response>\n{_text(message)}\n</tool_response>\n{_NUDGE}")
-            case "assistant":
-                _add(folded, "assistant", _said(message))
-            case role:
-                raise BadRequestError(f"unknown role {role!r}")
+    for message in request.messages:
+        if message.role == "user":
+            _add(folded, "user", message.text)
+        elif message.role == "tool":
+            _add(folded, "user", f"<tool_response>\n{message.text}\n</tool_response>")
+        elif message.role == "assistant":
+            _add(folded, "assistant", _said(message))
     return folded
 
 
-def offer(request: JsonObject) -> Offer:
-    """Work out what the model may write next: the request's tools and tool_choice, and the two rules above."""
-    tools = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.get("tools") or []}
-    choice = request.get("tool_choice")
-    if isinstance(choice, dict):
-        wanted = (choice.get("function") or {}).get("name")
-        if wanted not in tools:
-            raise BadRequestError(f"tool_choice names {wanted!r}, which is not among the tools")
-        tools = {wanted: tools[wanted]}
-    since_prompt = _since_prompt(request["messages"])
-    think = bool(tools) and not any(message.get("role") == "assistant" for message in since_prompt)
-    if request.get("reasoning_effort") == "none":
-        think = False
-    if choice == "none" or _must_stop(since_prompt):
-        tools = {}
-    forced = bool(tools) and (choice == "required" or isinstance(choice, dict))
-    return Offer(tools, not forced, think)
+def offer(request: ChatRequest) -> Offer:
+    """Work out what the model may write next."""
+    since_prompt = _since_prompt(request.messages)
+    tools = {} if _must_stop(since_prompt) else _shown(request.offered)
+    first = not any(message.role == "assistant" for message in since_prompt)
+    thinking: Thinking = "plan" if first else "next"
+    if request.reasoning_effort == "none":
+        thinking = "none"
+    return Offer(tools, text=not request.wants_call, thinking=thinking)
 
 
 def unfold(text: str, *, call_id: str, cut: bool) -> tuple[JsonObject, str]:
@@ -102,13 +91,12 @@ def unfold(text: str, *, call_id: str, cut: bool) -> tuple[JsonObject, str]:
     if thought:
         message["reasoning_content"] = thought[1].strip()
         text = text[thought.end() :]
-    call = _CALL.search(text.rstrip())
-    message["content"] = text[: call.start() if call else None].strip() or None
+    text = text.strip()
+    call = _CALL.match(text)
     if call is None:
+        message["content"] = text
         return message, "length" if cut else "stop"
-    arguments = call[2]
-    if not cut:
-        arguments = arguments.removesuffix("}")
+    arguments = call[2] if cut else call[2].removesuffix("}")
     function = {"name": json.loads(call[1]), "arguments": arguments}
     message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
     return message, "length" if cut else "tool_calls"
@@ -122,63 +110,50 @@ def _add(folded: list[JsonObject], role: str, text: str) -> None:
         folded.append({"role": role, "content": text})
 
 
-def _signature(function: JsonObject) -> str:
-    """One tool in the shortest form a model understands: the whole schemas would cost it twenty seconds of reading."""
-    parameters = function.get("parameters") or {}
-    properties = parameters.get("properties") or {}
-    required = parameters.get("required") or []
-    arguments = ", ".join(
-        f"{name}{'' if name in required else '?'}: {_type(schema)}" for name, schema in properties.items()
-    )
-    return f"{function['name']}({arguments}): {' '.join(str(function.get('description') or '').split())}"
+def _shown(functions: Mapping[str, Function]) -> dict[str, JsonObject]:
+    """Return the schemas of the arguments, without what the model only gets lost in."""
+    within_reach = {name: function for name, function in functions.items() if name not in TOO_HARD} or functions
+    return {name: _within_reach(function.parameters or {}) for name, function in within_reach.items()}
 
 
-def _example(function: JsonObject) -> str:
-    required = (function.get("parameters") or {}).get("required") or []
-    return _call_text(function["name"], json.dumps(dict.fromkeys(required, "...")))
+def _within_reach(schema: JsonObject) -> JsonObject:
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return schema
+    needed = required if isinstance(required, list) else []
+    dropped = {"integer", "number", "boolean"}
+    kept = {
+        name: value
+        for name, value in properties.items()
+        if name in needed or not (isinstance(value, dict) and value.get("type") in dropped)
+    }
+    return {**schema, "properties": kept}
 
 
-def _call_text(name: Any, arguments: str) -> str:
-    return f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+def _signature(function: Function, schema: JsonObject) -> str:
+    shown = {"name": function.name, "description": function.description or "", "parameters": schema}
+    return json.dumps({"type": "function", "function": shown}, ensure_ascii=False)
 
 
-def _type(schema: Any) -> str:
-    if not isinstance(schema, dict):
-        return "any"
-    if isinstance(schema.get("enum"), list):
-        return "|".join(json.dumps(value) for value in schema["enum"])
-    return str(schema.get("type", "any"))
-
-
-def _said(message: JsonObject) -> str:
+def _said(message: ChatMessage) -> str:
     """Return an assistant message as the text it was made of."""
-    calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
-    lines = [_text(message)] if message.get("content") else []
-    for function in calls:
-        arguments = function.get("arguments")
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        lines.append(_call_text(function.get("name"), text or "{}"))
-    return "\n".join(lines)
-
-
-def _since_prompt(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    start = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=-1)
-    return list(messages[start + 1 :])
-
-
-def _must_stop(since_prompt: Sequence[JsonObject]) -> bool:
+    thought = f"<think>\n{message.reasoning_content}\n</think>" if message.reasoning_content else ""
     calls = [
-        (function.get("name"), str(function.get("arguments")))
+        f'{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments_text}}}'
+        for call in message.tool_calls or []
+    ]
+    return "\n".join(part for part in (thought, message.text, *calls) if part)
+
+
+def _since_prompt(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    start = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
+    return messages[start + 1 :]
+
+
+def _must_stop(since_prompt: Sequence[ChatMessage]) -> bool:
+    calls = [
+        (call.function.name, call.function.arguments_text)
         for message in since_prompt
-        for function in (call.get("function") or {} for call in message.get("tool_calls") or [])
+        for call in message.tool_calls or []
     ]
     return len(calls) >= MAX_CALLS or len(set(calls)) < len(calls)
-
-
-def _text(message: JsonObject) -> str:
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    raise BadRequestError("content must be text, a list of parts, or null")

@@ -91,7 +91,7 @@ def slices(weights: Weights) -> list[Path]:
     for package in weights.packages:
         spec = importlib.util.find_spec(package)
         places = spec.submodule_search_locations if spec else None
-        files = sorted(Path(places[0]).glob("*.bin")) if places else []
+        files = sorted(Path(places[0]).rglob("*.bin")) if places else []
         if len(files) != 1:
             raise EndpointError(f"the model's slice {package} is not installed: {INSTALL}")
         found.append(files[0])

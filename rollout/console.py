@@ -89,11 +89,11 @@ class Progress:
         return progress
 
     def advance(self, count: int, words: str) -> None:
-        """Tell that ``count`` more prompts ended; ``words`` says how it stands."""
+        """Tell that ``count`` more prompts ended, or that time goes by; ``words`` says how it stands."""
         self.done += count
         if self.bar is not None:
             with suppress(OSError, ValueError):
-                self.bar.set_postfix_str(words, refresh=False)
+                self.bar.set_postfix_str(words, refresh=not count)
                 self.bar.update(count)
         elif time.monotonic() - self.told >= PLAIN_PROGRESS_SECONDS:
             self.told = time.monotonic()

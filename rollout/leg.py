@@ -49,7 +49,8 @@ class Leg:
         progress = self.console.progress = Progress.start(len(pending)) if not self.console.quiet else None
         try:
             for group in pool.results(self._jobs(pending)):
-                self._take(group, pool)
+                if group:
+                    self._take(group, pool)
                 if progress:
                     progress.advance(len(group), self._words(pool))
             self.run_dir.save_checkpoint(self.checkpoint, at_any_cost=True)

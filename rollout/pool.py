@@ -126,7 +126,7 @@ class Pool:
         return sum(len(worker.jobs) for worker in self._workers.values())
 
     def results(self, jobs: Iterator[Job]) -> Iterator[list[Outcome]]:
-        """Run the jobs; yield groups of outcomes as they come, none of them empty.
+        """Run the jobs; yield groups of outcomes as they come, and an empty one every so often while none comes.
 
         Ends when all are done, or after ``stop()`` or an interrupt when nothing runs any more. Raises PoolError.
         """
@@ -136,7 +136,7 @@ class Pool:
                 self._dispatch(pending)
             if not self.in_flight and (self.stopped or not (pending or self._suspects)):
                 return
-            yield from filter(None, [self._wait(timeout_seconds=1.0)])
+            yield self._wait(timeout_seconds=1.0)
         yield from self._cancel_all()
 
     def _dispatch(self, pending: _Peekable) -> None:
@@ -282,7 +282,7 @@ class Pool:
             self._send(worker, Frame({"type": "stop"}))
         deadline = time.monotonic() + STOP_SECONDS
         while self.in_flight and self.interrupt.count == 1 and time.monotonic() < deadline:
-            yield from filter(None, [self._wait(timeout_seconds=0.2)])
+            yield self._wait(timeout_seconds=0.2)
         for worker in list(self._workers.values()):
             if worker.jobs:
                 _kill(worker)

@@ -129,7 +129,9 @@ class LaneJob:
 
     def _check_stdin(self) -> None:
         if not self._stdin_open:
-            raise SandboxFileError("the process has closed its stdin" if self._stdin_gone.is_set() else "stdin is closed")
+            raise SandboxFileError(
+                "the process has closed its stdin" if self._stdin_gone.is_set() else "stdin is closed"
+            )
 
     def close_stdin(self) -> None:
         """End the command's stdin."""

@@ -40,6 +40,7 @@ pump() { # kind of FIFO, what to say when it ends
     done
 }
 pump ctl 'z\000' >&4 &
+frames=$!
 {
     cat <&3 >"$channel/$slot.in"
     : >"$channel/$slot.end"
@@ -49,6 +50,7 @@ pump ctl 'z\000' >&4 &
 exec 3<&-
 printf 'r%s\000' $$ >&4
 pump out "\\000${mark}e"
+wait "$frames"
 kill -KILL -$$
 """
 

@@ -16,6 +16,7 @@ import os
 import posixpath
 import re
 import secrets
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ RUN, ROLLOUT, OWNER_PID, OWNER_START, MACHINE = (
 WORKSPACE = "/workspace"  # the first folder where neither sample, user nor image names one
 TMP = "/tmp"  # noqa: S108 (the container's own)
 DEFAULT_HOST = "unix:///var/run/docker.sock"
+CONNECT_SECONDS = 5.0
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -104,8 +106,6 @@ class DockerBackend:
 
     def sweep(self) -> int:
         """See the protocol."""
-        if _no_socket():
-            return 0
         try:
             engine, _ = self._connect()
             found = engine.labelled(LABEL)
@@ -115,11 +115,13 @@ class DockerBackend:
 
     def _connect(self) -> tuple[Engine, Images]:
         """Return this process's connection to the engine. Blocks. Raises SandboxError."""
-        from sandboxes import docker_engine, docker_images  # noqa: PLC0415 (costs start-up time)
-
         key = (os.getpid(), os.environ.get("DOCKER_HOST", ""))
         with self._connecting:
             if key not in self._connections:
+                if reason := _no_socket():
+                    raise SandboxError(reason)
+                from sandboxes import docker_engine, docker_images  # noqa: PLC0415 (costs start-up time)
+
                 engine = docker_engine.Engine()
                 self._connections[key] = (engine, docker_images.Images(engine))
             return self._connections[key]
@@ -144,11 +146,18 @@ def _settings() -> Settings:
 
 
 def _no_socket() -> str:
-    """Say that no engine listens, where that is plain to see."""
-    path = Path((os.environ.get("DOCKER_HOST") or DEFAULT_HOST).removeprefix("unix://"))
-    if not path.is_absolute() or path.exists():
+    """Say that no engine listens on the unix socket; "" when one does, or when it is another kind of socket."""
+    scheme, _, path = (os.environ.get("DOCKER_HOST") or DEFAULT_HOST).partition("://")
+    if scheme not in ("unix", "http+unix"):
         return ""
-    return f"no Docker engine runs here ({path} is not there); start Docker or Podman, or set DOCKER_HOST to its socket"
+    try:
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.settimeout(CONNECT_SECONDS)
+            trial.connect(path)
+    except OSError as error:
+        complaint = error.strerror or str(error)
+        return f"no Docker engine answers at {path} ({complaint}); start Docker or Podman, or set DOCKER_HOST"
+    return ""
 
 
 def _first_folders(of_sample: str, of_user: str, of_image: str) -> list[str]:

@@ -59,16 +59,16 @@ class Engine:
 
     def __init__(self, timeout_seconds: int = API_SECONDS) -> None:
         with engine_errors("no Docker engine answers"):
-            self._api = docker.APIClient(
-                version="auto", timeout=timeout_seconds, max_pool_size=MAX_CALLS, **kwargs_from_env()
-            )
+            self._api = docker.APIClient(version="auto", timeout=timeout_seconds, **kwargs_from_env())
+            # The package has a pool for each path it asked for; connections that wait there are of no use to anybody.
+            self._api.headers["Connection"] = "close"
             self.info: dict[str, Any] = self._api.info()
             version = self._api.version()
         self.platform = f"{version['Os']}/{version['Arch']}"
         self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="docker")
 
     def close(self) -> None:
-        """Close the connections that wait to be used again."""
+        """Let go of threads and connections."""
         self._pool.shutdown(wait=False)
         self._api.close()
 
@@ -220,7 +220,7 @@ def probe() -> str:
     try:
         Engine(PROBE_SECONDS).close()
     except SandboxError as error:
-        return f"{error}; start Docker or Podman, or set DOCKER_HOST to its socket"
+        return f"{error}; start Docker or Podman, or set DOCKER_HOST"
     return ""
 
 
@@ -254,9 +254,10 @@ def _undo(running: Future[T], undo: Callable[[T], object]) -> None:
 def _connection(stream: Any) -> Connection:
     """Take the socket out of the package's hands, with what it has read too much."""
     response = stream._response  # noqa: SLF001 (kept there by the package so that the socket stays open)
-    connection = socket.socket(fileno=os.dup(stream.fileno()))
-    stream._sock.settimeout(0)  # noqa: SLF001 (what follows must not wait)
-    connection.setblocking(False)
-    early = response.raw._fp.fp.peek()  # noqa: SLF001 (the only way to it)
+    inner = stream._sock  # noqa: SLF001 (a copy of its descriptor would not end with ours)
+    inner.settimeout(0)  # what follows must not wait
+    early = bytes(response.raw._fp.fp.peek())  # noqa: SLF001 (the only way to it)
+    connection = socket.socket(fileno=inner.detach())
     response.close()
-    return Connection(connection, bytes(early))
+    connection.setblocking(False)
+    return Connection(connection, early)

@@ -15,7 +15,8 @@ import os
 import re
 from collections.abc import Callable
 
-from sandboxes.shell_words import UNKNOWN, Command, Reader, TooDeepError, written
+from sandboxes.shell_values import UNKNOWN, written
+from sandboxes.shell_words import Command, Reader, TooMuchError
 
 # Nobody removes these whole, nor all that is in them.
 SHARED_FOLDERS = (
@@ -83,8 +84,8 @@ def guard(command: str, *, home: str, cwd: str = "") -> str:
     """
     try:
         return _Guard(home, cwd).check(command)
-    except (TooDeepError, RecursionError):
-        return "it nests too deeply to be checked"
+    except (TooMuchError, RecursionError):
+        return "it is too long or nests too deeply to be checked"
 
 
 class _Guard:
@@ -116,7 +117,7 @@ class _Guard:
     def check(self, text: str) -> str:
         """Return why a text is refused, "" when it is not."""
         if self._depth > MAX_NESTING:
-            raise TooDeepError
+            raise TooMuchError
         variables = {"HOME": self._home}
         if self._folders[()]:
             variables["PWD"] = self._folders[()]

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-UNKNOWN = "\0"  # the part of a word that only running the command would tell
+from sandboxes.shell_values import UNKNOWN, ansi_unquoted, braces_expanded, written
+
 MAX_DEPTH = 40
-MAX_BRACE_WORDS = 64
+MAX_COMMANDS = 2000
+MAX_VALUE_CHARS = 10_000  # of a variable; a longer value counts as not known
 
 _PLAIN = re.compile(r"""[^\s'"\\$`;&|<>()#~]+|[#~]""")
 _QUOTED_PLAIN = re.compile(r'[^"\\$`]+')
@@ -20,14 +22,12 @@ _REDIRECTION = re.compile(r"(?:\d*|&)(>>|>\||>&|<&|<>|<<<|<<-|<<|>|<)")
 _OPERATOR = re.compile(r"\n|;;&|;;|;&|;|&&|&|\|\||\|&|\||\(|\)")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _RESERVED = frozenset({"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "!", "{", "}", "esac"})
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
-_ANSI_ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|u[0-9A-Fa-f]{1,4}|.)", re.DOTALL)
 
 
-class TooDeepError(Exception):
-    """The text nests deeper than anybody writes by hand."""
+class TooMuchError(Exception):
+    """The text nests deeper, or holds more commands, than anybody writes by hand."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Reader:
         self._braces = 0
 
     def read(self) -> list[Command]:
-        """Return every command that the text could run. Raises TooDeepError."""
+        """Return every command that the text could run. Raises TooMuchError."""
         while self._position < len(self._text):
             self._script()
             self._position += 1  # a closing parenthesis that nobody opened
@@ -80,7 +80,7 @@ class Reader:
     def _script(self) -> list[Command]:
         """Read commands up to a closing parenthesis or the end; the parenthesis is left to the caller."""
         if self._depth > MAX_DEPTH:
-            raise TooDeepError
+            raise TooMuchError
         self._depth += 1
         outer, self._scopes = self._scope, self._scopes + 1
         self._scope = (*outer, self._scopes)
@@ -120,6 +120,8 @@ class Reader:
     def _ended(self, command: Command, pipeline: list[Command]) -> bool:
         if not command.words and not command.redirections:
             return False
+        if len(self.commands) >= MAX_COMMANDS:
+            raise TooMuchError
         command.fed_by = pipeline[-1] if pipeline else None
         pipeline.append(command)
         self.commands.append(command)
@@ -190,7 +192,7 @@ class Reader:
         value = assignment[2]
         if value == "~" or value.startswith("~/"):
             value = self._variables.get("HOME", UNKNOWN) + value[1:]
-        self._variables[assignment[1]] = value
+        self._variables[assignment[1]] = value if len(value) <= MAX_VALUE_CHARS else UNKNOWN
 
     def _reserved(self, word: str) -> None:
         self._braces += {"{": 1, "}": -1}.get(word, 0)
@@ -222,15 +224,17 @@ class Reader:
                 self._text, self._position
             )
             body = self._text[self._position : end.start() if end else len(self._text)]
+            if not end:  # a shell would take all the rest for the document; here it counts as commands, too
+                document.command.stdin += body
+                continue
             document.command.stdin += body if document.literal else self._inner(body).expand()
-            if end:  # without an end, a shell would take the rest for the document; here it counts as commands too
-                self._position = end.end() + 1
+            self._position = end.end() + 1
         self._documents = []
 
     def _inner(self, text: str) -> Reader:
         """Return a reader of a text inside of this one, whose commands count as this one's."""
         if self._depth > MAX_DEPTH:
-            raise TooDeepError
+            raise TooMuchError
         reader = Reader(text, self._variables, self._depth + 1)
         reader.commands = self.commands
         reader._scope = (*self._scope, -len(self.commands) - 1)
@@ -264,7 +268,7 @@ class Reader:
                 break
         raw = text[start : self._position]
         fields = [item for item in [*fields, current] if item or quoted]
-        return [word for item in fields for word in _braces(item)] if "{" in raw else fields
+        return [word for item in fields for word in braces_expanded(item)] if "{" in raw else fields
 
     def _tilde(self, plain: str) -> str:
         """Expand a tilde that begins a word; it comes alone, and what follows is a part of its own."""
@@ -289,7 +293,7 @@ class Reader:
             return text[start:end]
         ansi = re.compile(r"(?:[^'\\]|\\.)*", re.DOTALL).match(text, start)
         self._position = (ansi.end() if ansi else start) + 1
-        return _ANSI_ESCAPE.sub(_ansi, ansi[0] if ansi else "")
+        return ansi_unquoted(ansi[0] if ansi else "")
 
     def _double_quoted(self, end: str) -> str:
         pieces = []
@@ -378,33 +382,3 @@ class Reader:
         if commands[0].words == ["pwd"]:
             return self._variables.get("PWD", UNKNOWN)
         return written(commands[0].words) or UNKNOWN
-
-
-def written(words: list[str]) -> str:
-    """Return what a command writes, "" when that cannot be told: echo, printf, and programs that look up a name."""
-    name, arguments = words[0].rpartition("/")[2], words[1:]
-    while arguments and name != "printf" and re.fullmatch(r"-[A-Za-z]+", arguments[0]):
-        arguments = arguments[1:]
-    if name == "printf" and len(arguments) > 1 and "%" in arguments[0]:
-        arguments = arguments[1:]
-    if name in ("echo", "printf"):
-        return " ".join(arguments).replace("\\n", "\n")
-    return arguments[-1] if name in ("which", "command", "type") and arguments else ""
-
-
-def _ansi(match: re.Match[str]) -> str:
-    code = match[0][1:]
-    if code[0] in "xu" and len(code) > 1:
-        return chr(int(code[1:], 16))
-    if code[0] in "01234567":
-        return chr(int(code, 8) & 0xFF)
-    return {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\033", "f": "\f", "v": "\v"}.get(code, code)
-
-
-def _braces(word: str) -> list[str]:
-    words = [word]
-    while len(words) < MAX_BRACE_WORDS and (match := next((m for m in map(_BRACES.search, words) if m), None)):
-        index = next(i for i, item in enumerate(words) if item == match.string)
-        before, after = match.string[: match.start()], match.string[match.end() :]
-        words[index : index + 1] = [before + choice + after for choice in match[1].split(",")]
-    return words

@@ -1,7 +1,7 @@
-"""Container engines for the tests: starts those that are installed, and gives them images made of this machine's files.
+"""Container engines for the tests: starts those that are installed, and makes images of this machine's files.
 
-``python -m tests.engines start`` needs root, dockerd and/or podman, and busybox-static; what is missing is told and left
-out, and what runs already is used as it is. ``stop`` ends what ``start`` began. Every wait has a limit.
+``python -m tests.engines start`` needs root, dockerd or podman (with catatonit), and busybox-static; what is missing is
+told and left out, and what runs already is used as it is. ``stop`` ends what ``start`` began. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -36,8 +36,39 @@ START_SECONDS = 60
 PROGRAMS = (
     *("bash", "dash", "cat", "chmod", "chown", "cp", "date", "dd", "env", "expr", "find", "grep", "head", "id", "kill"),
     *("ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup", "printf", "ps", "pwd", "readlink", "rm", "rmdir", "sed"),
-    *("seq", "setsid", "sh", "sleep", "sort", "stat", "tail", "tee", "touch", "tr", "tty", "uname", "wc", "xargs", "yes"),
-    *("[", "basename", "cut", "diff", "dirname", "rg", "sync", "timeout", "test", "true", "false", "uniq", "du", "echo"),
+    *(
+        "seq",
+        "setsid",
+        "sh",
+        "sleep",
+        "sort",
+        "stat",
+        "tail",
+        "tee",
+        "touch",
+        "tr",
+        "tty",
+        "uname",
+        "wc",
+        "xargs",
+        "yes",
+    ),
+    *(
+        "[",
+        "basename",
+        "cut",
+        "diff",
+        "dirname",
+        "rg",
+        "sync",
+        "timeout",
+        "test",
+        "true",
+        "false",
+        "uniq",
+        "du",
+        "echo",
+    ),
 )
 LEFT_OUT = ("__pycache__", "site-packages", "test", "tests", "idlelib", "ensurepip", "tkinter", "turtledemo", "lib2to3")
 ACCOUNTS = "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"
@@ -82,7 +113,9 @@ def busybox_layer(more: Iterable[tuple[str, bytes]] = ()) -> bytes:
     busybox = Path(shutil.which("busybox") or "/bin/busybox")
     layer = skeleton()
     layer.file("bin/busybox", busybox.read_bytes(), 0o755)
-    for name in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True, timeout=10).stdout.split():
+    for name in subprocess.run(
+        [busybox, "--list"], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.split():
         if name != "busybox":
             layer.link(f"bin/{name}", "busybox")
     for path, data in more:
@@ -193,7 +226,9 @@ def launch(engine: str, command: list[str]) -> str:
     Path(HOSTS[engine].removeprefix("unix://")).parent.mkdir(parents=True, exist_ok=True)
     limits = {"nofile": min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 20_000), "nproc": 20_000}
     conf = STATE / "containers.conf"  # Podman's own limits are more than some machines grant
-    conf.write_text(f"[containers]\ndefault_ulimits = {json.dumps([f'{name}={n}:{n}' for name, n in limits.items()])}\n")
+    conf.write_text(
+        f"[containers]\ndefault_ulimits = {json.dumps([f'{name}={n}:{n}' for name, n in limits.items()])}\n"
+    )
     log = STATE / f"{engine}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -210,7 +210,7 @@ def nap(seconds: int) -> str:
     return f"sleep {seconds}.{os.getpid():07}"
 
 
-def wait_until(true: Callable[[], Any], what: str, timeout_seconds: float = 30) -> None:
+def wait_until(true: Callable[[], Any], what: str, timeout_seconds: float = 60) -> None:
     deadline = time.monotonic() + timeout_seconds
     while not true():
         assert time.monotonic() < deadline, f"it took too long until {what}"

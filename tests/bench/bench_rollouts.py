@@ -61,7 +61,8 @@ def flags(base_url: str, run_name: str, rollouts: int) -> list[str]:
 def commands(base_url: str, rollouts: int, original: str | None) -> dict[str, list[str]]:
     """Return what is measured, by name."""
     ours = [sys.executable, str(ROOT / "batch_runner.py"), *flags(base_url, "ours", rollouts), "--sandbox=local"]
-    found = {"floor": [sys.executable, "-m", "tests.bench.floor", base_url, str(rollouts)], "this program": ours}
+    floor = [sys.executable, "-m", "tests.bench.floor", base_url, str(rollouts)]
+    found = {"floor": floor, "this program": ours}
     if original:
         found["original"] = [original, "-m", "batch_runner", *flags(base_url, "original", rollouts)]
     return found
@@ -70,8 +71,9 @@ def commands(base_url: str, rollouts: int, original: str | None) -> dict[str, li
 def run(rollouts: int, original: str | None) -> dict[str, list[Cost]]:
     """Measure each command in turn, several times; the original once."""
     costs: dict[str, list[Cost]] = {}
+    pipe = subprocess.PIPE
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.endpoint"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.bench.endpoint"], cwd=ROOT, stdin=pipe, stdout=pipe, text=True
     )
     with server:
         assert server.stdout

@@ -34,7 +34,7 @@ from rollout.trajectory import conversations
 from toolsets import KNOWN_TOOLS
 
 BATCH_SIZE = 100
-CHANCE = random.Random(0)  # noqa: S311 - filler
+CHANCE = random.Random(0)
 TEXTS = [" ".join(CHANCE.choices([f"word{number}" for number in range(5000)], k=220)) for _ in range(1000)]
 
 

@@ -1,6 +1,6 @@
 """An endpoint that costs next to nothing: one terminal call, then a final answer, plain or streamed as asked.
 
-    python -m tests.bench.endpoint        prints its base_url, ends when its stdin does
+python -m tests.bench.endpoint        prints its base_url, ends when its stdin does
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "ar
 def _message(asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
     if any(message["role"] == "tool" for message in asked["messages"]):
         return {"role": "assistant", "content": "It said hello.", "reasoning_content": "I see."}, "stop"
-    return {"role": "assistant", "content": None, "reasoning_content": "Let me see.", "tool_calls": [CALL]}, "tool_calls"
+    thought = {"role": "assistant", "content": None, "reasoning_content": "Let me see."}
+    return {**thought, "tool_calls": [CALL]}, "tool_calls"
 
 
 def _chunks(message: dict[str, Any], finish_reason: str) -> bytes:

@@ -1,6 +1,6 @@
 """What 200 one-tool rollouts cannot do without: two chat completions by bare aiohttp and one ``bash -c`` each.
 
-    python -m tests.bench.floor BASE_URL ROLLOUTS
+python -m tests.bench.floor BASE_URL ROLLOUTS
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ async def rollout(session: aiohttp.ClientSession, base_url: str, gate: asyncio.S
             async with session.post(f"{base_url}/chat/completions", json=body) as response:
                 await response.json()
             if role:
-                process = await asyncio.create_subprocess_exec("bash", "-c", "echo hello", stdout=asyncio.subprocess.PIPE)
+                pipe = asyncio.subprocess.PIPE
+                process = await asyncio.create_subprocess_exec("bash", "-c", "echo hello", stdout=pipe)
                 await process.communicate()
                 messages.append({"role": role, "content": "hello"})
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from endpoints.scripted import ScriptedEndpoint
-from tests.faults.processes import assert_gone, below_me, wait_for_workers
-from tests.program import Ended, Workplace, answer, ending, prompt_of, prompts_of, wait_until
+from tests.faults.shims import SLOW_DISK, preloaded
+from tests.program import Ended, Workplace, answer, ending, prompt_of, prompts_of, terminal, wait_until
 
 SIZE = 1 << 20
 BIG_ROW = answer("x", content_chars=300_000)
@@ -142,27 +141,13 @@ def test_a_folder_that_turns_read_only(place: Workplace, disk: Path) -> None:
     with ScriptedEndpoint([answer("1", delay_seconds=0.5)]) as endpoint:
         with ending(place.start(endpoint.base_url, concurrency=1)) as process:
             wait_until(lambda: (place.run_dir() / "batch_1.jsonl").exists(), "a batch is done")
-            with frozen(process):
-                read_only(disk)
+            subprocess.run(["mount", "--bind", disk, disk], check=True)
+            subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
             ended = place.ended(process)
         assert_told(ended, "Read-only file system")
         assert_told(place.run(endpoint.base_url, resume=True), "Read-only file system")
-    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    subprocess.run(["umount", disk], check=True)
     finish(place, prompts)
-
-
-@contextmanager
-def frozen(process: subprocess.Popen[str]) -> Iterator[None]:
-    process.send_signal(signal.SIGSTOP)
-    yield
-    process.send_signal(signal.SIGCONT)
-
-
-def read_only(disk: Path) -> None:
-    """Make it read-only under those who write to it."""
-    shielded = subprocess.run(["mount", "-o", "remount,ro", disk], capture_output=True, check=False)
-    if shielded.returncode:  # a file is open for writing: then the mount alone, which is all that writers by name see
-        subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
 
 
 def test_a_folder_that_is_removed(place: Workplace) -> None:
@@ -178,27 +163,65 @@ def test_a_folder_that_is_removed(place: Workplace) -> None:
     finish(place, prompts)
 
 
-@pytest.mark.parametrize("name", ["run.log", "checkpoint.json", "trajectories.jsonl", "statistics.json", ".lock"])
+@pytest.mark.parametrize("name", ["run.log", "checkpoint.json", "statistics.json", ".lock"])
 def test_a_folder_where_a_file_should_be(place: Workplace, name: str) -> None:
     place.dataset(["one"])
     (place.run_dir() / name).mkdir(parents=True)
     with ScriptedEndpoint([answer("1")]) as endpoint:
-        assert_told(place.run(endpoint.base_url), name, "Is a directory")
+        assert_told(place.run(endpoint.base_url), name.lstrip("."), "Is a directory")
     (place.run_dir() / name).rmdir()
     finish(place, ["one"])
 
 
-def test_no_room_for_sandboxes(place: Workplace, disk: Path) -> None:
-    """The sandboxes' disk is full, the run's is not: that is a failure of these rollouts."""
-    place.dataset(["one"])
+def test_a_full_disk_under_the_sandboxes_is_the_failure_of_these_rollouts(place: Workplace, disk: Path) -> None:
     place.env["TMPDIR"] = str(disk)
-    ballast = fill(disk)
-    flags = {"run_name": "r"}
-    os.symlink(disk, place.path / "unused")
-    workplace = Workplace(place.path / "elsewhere", place.env)
-    workplace.path.mkdir()
-    workplace.dataset(["one"])
-    with ScriptedEndpoint([BIG_ROW]) as endpoint:
-        ended = workplace.run(endpoint.base_url, **flags)
-    assert ended.code in (0, 1)
-    ballast.unlink()
+    inside = Workplace(place.path / "inside", place.env)
+    inside.path.mkdir()
+    inside.dataset(["one", "two"])
+    with ScriptedEndpoint([terminal("echo 1", delay_seconds=0.5), answer("1")]) as endpoint:
+        with ending(inside.start(endpoint.base_url, concurrency=1)) as process:
+            wait_until(lambda: prompts_of(endpoint)[-1:] == ["two"], "the second one begins")
+            ballast = fill(disk)
+            assert inside.ended(process).code == 1
+        (failed,) = [row for row in inside.rows() if row.get("failed")]
+        assert failed["error"]["kind"] == "sandbox"
+        assert ENOSPC in failed["error"]["message"]
+        ballast.unlink()
+        assert inside.run(endpoint.base_url, resume=True).code == 0
+
+
+def slow_disk(place: Workplace, tmp_path: Path, milliseconds: int) -> None:
+    place.env.update(preloaded(SLOW_DISK, tmp_path), FSYNC_MILLISECONDS=str(milliseconds))
+
+
+def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_path: Path) -> None:
+    """Rows that arrive together are saved together."""
+    slow_disk(place, tmp_path, 400)
+    prompts = [f"question {number:02}" for number in range(40)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint:
+        started = time.monotonic()
+        ended = place.run(endpoint.base_url, batch_size=20, concurrency=10)
+        assert time.monotonic() - started < 0.4 * len(prompts)
+    assert ended.code == 0
+    assert whole_rows(place) == prompts
+
+
+def test_an_interrupt_on_a_slow_disk(place: Workplace, tmp_path: Path) -> None:
+    slow_disk(place, tmp_path, 700)
+    place.dataset([f"question {number:02}" for number in range(40)])
+    with ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint:
+        with ending(place.start(endpoint.base_url, concurrency=10)) as process:
+            wait_until(lambda: len(endpoint.requests) > 10, "it works")
+            started = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            ended = place.ended(process)
+            assert time.monotonic() - started < 10
+    assert ended.code == 130
+    assert "resume with: " in ended.stdout + ended.stderr
+    asked = set(whole_rows(place))
+    with ScriptedEndpoint([answer("1")]) as endpoint:
+        place.env["FSYNC_MILLISECONDS"] = "0"
+        assert place.run(endpoint.base_url, resume=True).code == 0
+        assert not {prompt_of(row) for row in place.rows() if not row.get("failed")} - asked - set(prompts_of(endpoint))
+    assert len(place.trajectories()) == 40

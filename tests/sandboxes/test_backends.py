@@ -219,9 +219,9 @@ from sandboxes.base import SandboxSpec
 async def main():
     sandbox = await BACKENDS["bubblewrap"].open(SandboxSpec("tests", "r1"))
     print((await sandbox.exec("id -u", timeout_seconds=20)).output)
-    flood = await sandbox.exec("sh -c 'while :; do sleep 1 & done'; ls -d /proc/[0-9]* | wc -l", timeout_seconds=20)
-    print(flood.output.split()[-1])
-    await asyncio.sleep(1.5)
+    flood = "sh -c 'i=0; while [ $i -lt 1500 ]; do sleep 3 & i=$((i+1)); done'; set -- /proc/[0-9]*; echo $#"
+    print((await sandbox.exec(flood, timeout_seconds=20)).output.split()[-1])
+    await asyncio.sleep(3)
     print((await sandbox.exec("echo next", timeout_seconds=20)).output)
     await sandbox.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +58,9 @@ def test_all_of_them() -> None:
     )
 
 
-@pytest.mark.parametrize("path", [".", "proj", "~/x", "/home/me/proj", "/Users/me", "C:\\proj", "C:/proj", "\\\\host\\a"])
+@pytest.mark.parametrize(
+    "path", [".", "proj", "~/x", "/home/me/proj", "/Users/me", "C:\\proj", "C:/proj", "\\\\host\\a"]
+)
 def test_folders_of_the_host_are_ignored(path: str) -> None:
     assert Settings.from_environment({"TERMINAL_CWD": path}).cwd == ""
 
@@ -94,10 +98,17 @@ class TestWithoutAnEngine:
     def test_no_socket(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DOCKER_HOST", "unix:///no/such.sock")
         backend = DockerBackend()
-        assert backend.unavailable().startswith("no Docker engine runs here (/no/such.sock is not there); start Docker")
+        reason = "no Docker engine answers at /no/such.sock (No such file or directory); start Docker or Podman"
+        assert backend.unavailable().startswith(reason)
         assert backend.sweep() == 0
         with pytest.raises(SandboxError, match="no Docker engine answers"):
             asyncio.run(backend.open(SPEC))
+
+    def test_a_socket_without_an_engine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.socket(socket.AF_UNIX) as nobody:
+            nobody.bind(str(tmp_path / "socket"))
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/socket")
+        assert "Connection refused" in DockerBackend().unavailable()
 
     def test_nobody_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")

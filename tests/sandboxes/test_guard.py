@@ -409,6 +409,15 @@ def test_any_text_is_read_to_its_end(text: str) -> None:
     guard(text, home=HOME, cwd="/srv/x")
 
 
+def test_values_that_grow_are_given_up() -> None:
+    assert guard("x=aa; " + "x=$x$x; " * 60 + "rm -rf $x", home=HOME) == ""
+
+
+def test_what_is_too_much_is_refused() -> None:
+    for text in ("true;" * 5000, "(" * 5000, "$((" * 5000, "${x:-" * 5000, "cat <<a\n" * 5000):
+        assert "too long" in guard(text, home=HOME)
+
+
 def test_long_texts_are_read_quickly() -> None:
     body = "some text with 'quotes' and $(things)\n" * 20_000
     assert guard(f"cat > f <<'EOF'\n{body}EOF\n", home=HOME) == ""

@@ -1,0 +1,396 @@
+"""A container's life: how it is made, what it gets, and that it is gone at the end, whatever the end is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxes.base import ExecResult, Sandbox, SandboxError, SandboxFileError
+from sandboxes.container_sandbox import ContainerSandbox
+from sandboxes.docker import DockerBackend
+from tests import engines
+from tests.sandboxes.containers import SPEC, api, exec_all, image, inspected, ours, output, run, use
+from tests.sandboxes.support import MINUTE, descriptors, wait_until
+
+pytestmark = pytest.mark.docker
+ROOT = Path(__file__).parents[2]
+GONE_SECONDS = 5.0
+
+
+@pytest.fixture(params=["docker", "podman"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    use(request.param, monkeypatch)
+    return str(request.param)
+
+
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    use("docker", monkeypatch)
+
+
+def look(engine: str, **changes: Any) -> dict[str, Any]:
+    """Return what the engine says about a sandbox's container."""
+
+    async def body(_: Sandbox) -> dict[str, Any]:
+        return await asyncio.to_thread(inspected, engine)
+
+    return run(body, **changes)
+
+
+class TestHowItIsMade:
+    def test_rights_and_limits(self, engine: str) -> None:
+        found = look(engine)
+        host = found["HostConfig"]
+        assert (host["Init"], host["AutoRemove"], host["Privileged"]) == (True, True, False)
+        assert any("no-new-privileges" in option for option in host["SecurityOpt"])
+        assert host["PidsLimit"] == 512
+        assert (host["Memory"], host["MemorySwap"]) == (5120 << 20, 5120 << 20)
+        assert found["Mounts"] == []
+        assert not host["Binds"]
+        assert found["Config"]["Hostname"] == "sandbox"
+        if engine == "docker":  # Podman tells what is left instead
+            assert host["CapDrop"] == ["ALL"]
+            assert sorted(host["CapAdd"]) == ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"]
+            assert host["NanoCpus"] == 1_000_000_000
+
+    def test_capabilities_inside(self, engine: str) -> None:
+        status = output("grep -E 'Cap|NoNewPrivs' /proc/self/status")
+        values = dict(line.split(":\t") for line in status.splitlines())
+        few = 0b11101011  # CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID by their numbers
+        assert int(values["CapEff"], 16) == int(values["CapBnd"], 16) == few
+        assert values["NoNewPrivs"] == "1"
+        assert engine
+
+    def test_labels(self, engine: str) -> None:
+        labels = look(engine)["Config"]["Labels"]
+        stat = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        assert labels["batch-runner.run"] == "tests"
+        assert labels["batch-runner.rollout"] == "r-1"
+        assert labels["batch-runner.owner-pid"] == str(os.getpid())
+        assert labels["batch-runner.owner-start"] == stat[19]
+        assert (
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            in labels["batch-runner.machine"]
+        )
+
+    def test_limits_of_the_users(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERMINAL_CONTAINER_CPU", "0.5")
+        monkeypatch.setenv("TERMINAL_CONTAINER_MEMORY", "256")
+        host = look("docker")["HostConfig"]
+        assert (host["NanoCpus"], host["Memory"]) == (500_000_000, 256 << 20)
+
+    def test_no_limits(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("CPU", "MEMORY", "DISK"):
+            monkeypatch.setenv(f"TERMINAL_CONTAINER_{name}", "0")
+        host = look("docker")["HostConfig"]
+        assert (host["NanoCpus"], host["Memory"]) == (0, 0)
+
+    def test_more_processors_than_there_are(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERMINAL_CONTAINER_CPU", "4096")
+        with api() as client:
+            assert look("docker")["HostConfig"]["NanoCpus"] == client.info()["NCPU"] * 1_000_000_000
+
+    def test_volumes_the_user_asks_for(self, docker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "file").write_text("of the host")
+        monkeypatch.setenv("TERMINAL_DOCKER_VOLUMES", f'["{tmp_path}:/data:ro"]')
+        assert output("cat /data/file; touch /data/x 2>/dev/null || echo no") == "of the hostno\n"
+
+    def test_network(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        cards = "cut -d: -f1 /proc/net/dev | tail -n +3 | tr -d ' ' | sort | xargs"
+        assert output(cards).split() != ["lo"]
+        assert output(cards, network=False) == "lo\n"
+        monkeypatch.setenv("TERMINAL_DOCKER_NETWORK", "false")
+        assert output(cards) == "lo\n"
+        assert engine
+
+
+class TestEnvironment:
+    def test_nothing_of_the_hosts(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OPENROUTER_API_KEY", "sk-secret-of-the-host")
+        monkeypatch.setenv("HTTP_PROXY", "http://user:secret-of-the-host@proxy")
+        names = output("cat /proc/[0-9]*/environ | tr '\\0' '\\n'; env | cut -d= -f1 | sort | xargs").splitlines()
+        assert not any("secret-of-the-host" in line for line in names)
+        assert set(names[-1].split()) <= {"HOME", "OLDPWD", "PATH", "PWD", "SHLVL", "TMPDIR", "_"}
+        assert engine
+
+    def test_the_images_own(self, engine: str) -> None:
+        config = {"Env": ["PATH=/opt/x:/bin", "LANG=C.UTF-8", "WITH=a 'b' $c", "odd.name=x", "TMPDIR=/var"]}
+        layer = engines.busybox_layer()
+        with image("localhost/batch-runner-tests/env:1", layer, config, engine=engine) as name:
+            shown = output('echo "$PATH|$LANG|$WITH|$TMPDIR|$HOME"', image=name)
+            unset = output("unset WITH; export LANG=x", 'echo "$LANG ${WITH-none}"', image=name)
+        assert shown == "/opt/x:/bin|C.UTF-8|a 'b' $c|/var|/root\n"
+        assert unset == "x none\n"
+
+    def test_the_users(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FORWARDED", "from the host")
+        monkeypatch.setenv("TERMINAL_DOCKER_FORWARD_ENV", '["FORWARDED"]')
+        monkeypatch.setenv("TERMINAL_DOCKER_ENV", '{"SET": "here", "BOTH": "user"}')
+        assert output('echo "$FORWARDED, $SET, $BOTH"', env={"BOTH": "sample"}) == "from the host, here, sample\n"
+
+    def test_a_name_that_no_shell_can_hold(self, docker: None) -> None:
+        with pytest.raises(SandboxError, match="'A B' cannot be the name of a variable"):
+            output("true", env={"A B": "x"})
+
+
+class TestFirstFolder:
+    def test_workspace(self, engine: str) -> None:
+        assert output("pwd; touch x && ls") == "/workspace\nx\n"
+        assert engine
+
+    @pytest.mark.parametrize(
+        ("cwd", "folder"),
+        [("/app", "/app"), ("/a/b c/$d'", "/a/b c/$d'"), ("sub", "/workspace/sub"), ("~", "/root"), ("~/x", "/root/x")],
+    )
+    def test_the_samples(self, cwd: str, folder: str, docker: None) -> None:
+        assert output("pwd; touch made", cwd=cwd) == f"{folder}\n"
+
+    @pytest.mark.parametrize(
+        ("setting", "folder"), [(".", "/workspace"), ("/home/me/proj", "/workspace"), ("/srv/app", "/srv/app")]
+    )
+    def test_the_users(self, setting: str, folder: str, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERMINAL_CWD", setting)
+        assert output("pwd") == f"{folder}\n"
+        assert output("pwd", cwd="/app") == "/app\n"
+
+    def test_the_images(self, engine: str) -> None:
+        with image(
+            "localhost/batch-runner-tests/dir:1", engines.busybox_layer(), {"WorkingDir": "/testbed"}, engine=engine
+        ) as name:
+            assert output("pwd", image=name) == "/testbed\n"
+            assert output("pwd", image=name, cwd="/app") == "/app\n"
+            assert output("pwd", image=name, cwd="sub") == "/testbed/sub\n"
+
+    def test_one_that_cannot_be(self, docker: None) -> None:
+        with pytest.raises(SandboxError, match="did not start.*[Nn]ot a directory"):
+            output("pwd", cwd="/etc/passwd/x")
+        assert ours() == []
+
+
+class TestEnd:
+    def test_nothing_is_left(self, engine: str) -> None:
+        async def body(sandbox: Sandbox) -> int:
+            await sandbox.exec("sleep 1000.51 & setsid sleep 1000.51 &", timeout_seconds=MINUTE)
+            await sandbox.start("sleep 1000.51")
+            return len(await asyncio.to_thread(ours, engine))
+
+        assert run(body) == 1
+        assert ours(engine) == []
+
+    def test_no_descriptor_is_kept(self, docker: None) -> None:
+        backend = DockerBackend()
+
+        async def body(sandbox: Sandbox) -> None:
+            await sandbox.exec("sleep 1000.52 & echo x", timeout_seconds=MINUTE)
+            await sandbox.start("cat")
+
+        run(body, backend)
+        before = descriptors()
+        for _ in range(3):
+            run(body, backend)
+        assert wait_until(lambda: descriptors() <= before)
+
+    @pytest.mark.parametrize("delay", [0, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5])
+    def test_cancelled_while_it_is_made(self, delay: float, docker: None) -> None:
+        async def main() -> float:
+            opening = asyncio.create_task(DockerBackend().open(SPEC))
+            await asyncio.sleep(delay)
+            started = time.monotonic()
+            opening.cancel()
+            (end,) = await asyncio.gather(opening, return_exceptions=True)
+            if isinstance(end, ContainerSandbox):  # it was quicker
+                await end.close()
+            return time.monotonic() - started
+
+        assert asyncio.run(main()) < 3
+        assert ours() == []
+
+    def test_many_at_once(self, docker: None) -> None:
+        backend = DockerBackend()
+
+        async def one(number: int) -> str:
+            sandbox = await backend.open(SPEC)
+            try:
+                return (await sandbox.exec(f"echo {number}", timeout_seconds=MINUTE)).output
+            finally:
+                await sandbox.close()
+
+        async def main() -> list[str]:
+            return await asyncio.gather(*map(one, range(12)))
+
+        assert asyncio.run(main()) == [f"{number}\n" for number in range(12)]
+        assert ours() == []
+
+    def test_the_loop_is_never_blocked(self, docker: None) -> None:
+        longest = 0.0
+
+        async def watch() -> None:
+            nonlocal longest
+            while True:
+                started = time.monotonic()
+                await asyncio.sleep(0.005)
+                longest = max(longest, time.monotonic() - started)
+
+        async def body(sandbox: Sandbox) -> None:
+            watching = asyncio.create_task(watch())
+            other = await backend.open(SPEC)
+            await sandbox.write_file("big", os.urandom(20_000_000))
+            await sandbox.read_file("big", max_bytes=20_000_000)
+            await other.close()
+            watching.cancel()
+
+        backend = DockerBackend()
+        run(body, backend)
+        assert longest < 0.3
+
+
+class TestDeath:
+    def test_of_the_container(self, engine: str) -> None:
+        async def body(sandbox: Sandbox) -> None:
+            running = asyncio.create_task(sandbox.exec("sleep 1000.53", timeout_seconds=MINUTE))
+            process = await sandbox.start("sleep 1000.53")
+            with api(engine) as client:
+                await asyncio.to_thread(client.remove_container, ours(engine)[0], force=True)
+            with pytest.raises(SandboxError):
+                await running
+            assert await process.wait(MINUTE)
+            for _ in range(2):
+                with pytest.raises(SandboxError, match="the sandbox is gone"):
+                    await sandbox.exec("echo next", timeout_seconds=MINUTE)
+            with pytest.raises(SandboxError):
+                await sandbox.read_file("/etc/passwd", max_bytes=10)
+
+        run(body)
+
+    def test_of_the_memory_is_the_commands_own(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERMINAL_CONTAINER_MEMORY", "64")
+        first, second = exec_all("echo part; tail /dev/zero", "echo next", timeout_seconds=MINUTE)
+        assert (first.exit_code, first.output.startswith("part\n")) == (137, True)
+        assert second == ExecResult("next\n", 0, total_chars=5)
+
+
+OWNER = """
+import asyncio, sys
+from dataclasses import replace
+from sandboxes.container_sandbox import ContainerSandbox
+from sandboxes.docker import DockerBackend
+from tests.sandboxes.containers import SPEC
+
+async def main():
+    backend = DockerBackend()
+    sandboxes = [await backend.open(replace(SPEC, rollout_id=f"owned-{number}")) for number in range(3)]
+    for sandbox in sandboxes:
+        await sandbox.exec("trap '' HUP TERM; setsid sleep 1000.54 & nohup sleep 1000.54 &", timeout_seconds=60)
+        await sandbox.start("sleep 1000.54")
+    print("ready", flush=True)
+    await sandboxes[0].exec("sleep 1000.54", timeout_seconds=60)
+
+asyncio.run(main())
+"""
+
+
+def owned(engine: str) -> list[str]:
+    return [name for number in range(3) for name in ours(engine, f"owned-{number}")]
+
+
+class TestOwner:
+    def test_killed(self, engine: str) -> None:
+        with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
+            assert owner.stdout
+            assert owner.stdout.readline() == "ready\n"
+            assert len(owned(engine)) == 3
+            assert DockerBackend().sweep() == 0  # it lives
+            owner.kill()
+        assert wait_until(lambda: not owned(engine), GONE_SECONDS)  # without anybody's help
+
+    def test_stopped_for_a_while(self, docker: None) -> None:
+        with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
+            assert owner.stdout
+            assert owner.stdout.readline() == "ready\n"
+            owner.send_signal(signal.SIGSTOP)
+            assert DockerBackend().sweep() == 0
+            assert len(owned("docker")) == 3
+            owner.kill()
+
+
+class TestSweep:
+    def test_dead_owners_only(self, engine: str) -> None:
+        labels = look(engine)["Config"]["Labels"]
+        dead = {"batch-runner.owner-pid": "999999999"}
+        another = {"batch-runner.owner-start": "1"}  # this pid, but not this process
+        elsewhere = {"batch-runner.machine": "another", **dead}
+        made = {}
+        with api(engine) as client:
+            for name, changes in {"living": {}, "dead": dead, "another": another, "elsewhere": elsewhere}.items():
+                made[name] = client.create_container(engines.TOOLS, ["true"], labels={**labels, **changes})["Id"]
+            made["stranger"] = client.create_container(engines.TOOLS, ["true"], labels={"somebody": "else", **dead})[
+                "Id"
+            ]
+            try:
+                assert DockerBackend().sweep() == 2
+                left = {item["Id"] for item in client.containers(all=True)}
+                assert {name for name, made_id in made.items() if made_id in left} == {
+                    "living",
+                    "elsewhere",
+                    "stranger",
+                }
+                assert DockerBackend().sweep() == 0
+            finally:
+                for made_id in left & set(made.values()):
+                    client.remove_container(made_id, force=True)
+
+
+class TestFiles:
+    def test_large_and_binary(self, engine: str) -> None:
+        data = os.urandom(20_000_000)
+
+        async def body(sandbox: Sandbox) -> bytes:
+            await sandbox.write_file("deep/er/big", data)
+            assert (await sandbox.exec("wc -c <deep/er/big", timeout_seconds=MINUTE)).output.strip() == "20000000"
+            return await sandbox.read_file("deep/er/big", max_bytes=30_000_000)
+
+        assert run(body) == data
+        assert engine
+
+    @pytest.mark.parametrize("size", [0, 1, 1000, 65_536, 65_537, 300_000])
+    def test_every_size(self, size: int, docker: None) -> None:
+        every_byte = bytes(range(256))
+        data = (every_byte * (size // 256 + 1))[:size]
+
+        async def body(sandbox: Sandbox) -> None:
+            for content in (data, b" " + data, data + b"\n\t", b"%s\\c" + data, "é 中文 🙂\n".encode() + data):
+                await sandbox.write_file("file", content)
+                assert await sandbox.read_file("file", max_bytes=1_000_000) == content
+
+        run(body)
+
+    def test_odd_names(self, engine: str) -> None:
+        names = ["it's", 'say "hi"', "a\nb", "-rf", "--", "$HOME", "`id`", "a b/c d", "é🙂", "\\n", "*", "~x", " "]
+
+        async def body(sandbox: Sandbox) -> None:
+            for index, name in enumerate(names):
+                await sandbox.write_file(name, f"{index}".encode())
+            for index, name in enumerate(names):
+                assert await sandbox.read_file(name, max_bytes=10) == f"{index}".encode()
+
+        run(body)
+        assert engine
+
+    def test_what_cannot_be_written(self, docker: None) -> None:
+        async def body(sandbox: Sandbox) -> None:
+            for data in (b"small", b"x" * 500_000):
+                with pytest.raises(SandboxFileError, match="/proc/version|directory"):
+                    await sandbox.write_file("/proc/version/x", data)
+                with pytest.raises(SandboxFileError, match="Is a directory"):
+                    await sandbox.write_file("/etc", data)
+            assert (await sandbox.exec("echo next", timeout_seconds=MINUTE)).output == "next\n"
+
+        run(body)
