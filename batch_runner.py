@@ -167,6 +167,7 @@ class BatchRunner:
                 per_worker=self.config.concurrency or per_worker,
                 on_log=lambda line: self.console.log(line["level"], line["text"]),
                 interrupt=self.interrupt,
+                watch=endpoint.death if endpoint else str,
                 log_file=self.console.log_file or subprocess.DEVNULL,
             )
             leg.run(pending, stack.enter_context(pool))

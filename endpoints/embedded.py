@@ -129,6 +129,7 @@ def start_engine(path: Path) -> Any:
     params.n_parallel = PARALLEL
     params.kv_unified = False  # a long conversation must not take the other one's place
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
+    params.cpuparams.poll = params.cpuparams_batch.poll = 0  # waiting threads sleep: twice as fast on a busy machine
     params.no_extra_bufts = True  # a third less memory
     params.ui = False
     params.verbosity = 1

@@ -46,6 +46,11 @@ class Endpoint:
     max_in_flight: int | None  # rollouts at once that it is any use to start; None: any number
     process: subprocess.Popen[bytes]
 
+    def death(self) -> str:
+        """Say that it has died, in one line; "" while it lives."""
+        code = self.process.poll()
+        return "" if code is None else f"the endpoint's process has died (exit code {code}); the run's log may say why"
+
     def close(self) -> None:
         """End its process."""
         _end(self.process)

@@ -120,10 +120,10 @@ class Progress:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Tell whether somebody may be looking."""
+    """Tell whether somebody may be looking, at a line that is wide enough for anything."""
     try:
-        return stream is not None and stream.isatty()
-    except ValueError:  # closed
+        return stream is not None and os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):  # no terminal, or closed
         return False
 
 

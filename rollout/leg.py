@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from rollout.checkpoint import Checkpoint
 from rollout.config import RunConfig
 from rollout.console import Console, Progress
-from rollout.pool import Job, Outcome, Pool
+from rollout.pool import Job, Outcome, Pool, PoolError
 from rollout.rows import NoResult, RowFacts, build_row, encode_row, summary
 from rollout.run_dir import RunDir
 from rollout.samples import Dataset
@@ -54,6 +54,9 @@ class Leg:
                 if progress:
                     progress.advance(len(group), self._words(pool))
             self.run_dir.save_checkpoint(self.checkpoint, at_any_cost=True)
+        except PoolError:
+            self.run_dir.save_checkpoint(self.checkpoint, at_any_cost=True)
+            raise
         finally:
             if progress:
                 progress.close()

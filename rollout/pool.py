@@ -28,7 +28,7 @@ from rollout.samples import Sample
 from rollout.spawner import Spawner
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
-SILENCE_SECONDS = 60.0  # a worker that says nothing for so long is stuck; it says something every few seconds
+SILENCE_SECONDS = 30.0  # a worker that says nothing for so long is stuck; it says something every few seconds
 START_SECONDS = 180.0  # the same for its first word: importing on a machine that is short of everything
 STOP_SECONDS = 4.0  # what cancelled rollouts get to clean up before their worker is killed
 _MAX_PAUSE_SECONDS = 2.0  # between two looks at the workers, when nothing keeps this process from looking
@@ -36,7 +36,7 @@ _MAX_STILLBORN = 5  # workers that may die in a row before any said a word
 
 
 class PoolError(Exception):
-    """No worker can be kept alive at all."""
+    """The rollouts cannot go on: no worker can be kept alive at all, or what they all need is gone."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Pool:
     per_worker: int
     on_log: Callable[[dict[str, Any]], None]  # a worker's log line: {"level", "text"}
     interrupt: Interrupt = field(default_factory=Interrupt)
+    watch: Callable[[], str] = str  # asked every second: why nothing can come of it any more; "" while something can
     log_file: IO[bytes] | int = subprocess.DEVNULL  # where dying workers' last words go
     stopped: bool = False  # set by stop(): nothing more is dispatched
     _workers: dict[int, _Worker] = field(default_factory=dict)
@@ -132,6 +133,8 @@ class Pool:
         """
         pending = _Peekable(jobs)
         while not self.interrupt.count:
+            if reason := self.watch():
+                raise PoolError(reason)
             if not self.stopped:
                 self._dispatch(pending)
             if not self.in_flight and (self.stopped or not (pending or self._suspects)):

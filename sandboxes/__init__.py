@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from sandboxes.base import Backend
 from sandboxes.bubblewrap import BubblewrapBackend
+from sandboxes.docker import DockerBackend
 from sandboxes.local import LocalBackend
 
 # Each name is a value of --sandbox. A new backend is one file here and one line.
 BACKENDS: dict[str, Backend] = {
     "bubblewrap": BubblewrapBackend(),
+    "docker": DockerBackend(),
     "local": LocalBackend(),
 }
 

@@ -8,13 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from endpoints.scripted import ScriptedEndpoint
-from rollout.console import PLAIN_PROGRESS_SECONDS
+from rollout.console import PLAIN_PROGRESS_SECONDS, Progress
 from tests.program import (
     Ended,
     Workplace,
@@ -116,21 +117,21 @@ def test_verbose_follows_rollouts_call_by_call(place: Workplace) -> None:
         assert previews[0].startswith('{"command": "echo aaaa') or previews[0].startswith('{"command":"echo aaaa')
 
 
-@pytest.mark.slow
-def test_without_a_terminal_progress_is_a_line_every_so_often(place: Workplace) -> None:
-    place.dataset([f"question {number}" for number in range(20)])
-    delay = 2.2 * PLAIN_PROGRESS_SECONDS / 20
-    with ScriptedEndpoint([answer("1", delay_seconds=delay)]) as endpoint:
-        ended = place.run(endpoint.base_url, concurrency=1, timeout_seconds=100)
-    assert ended.code == 0
-    lines = ended.stderr.splitlines()
-    assert len(lines) == 2
-    assert all(re.match(r"\d+/20 prompts after \d\.\d min: 1 in flight", line) for line in lines)
+def test_without_a_terminal_progress_is_a_line_every_so_often(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress.start(20)
+    progress.advance(1, "2 in flight")
+    assert capsys.readouterr().err == ""
+    progress.told -= PLAIN_PROGRESS_SECONDS
+    progress.advance(2, "3 in flight, 1 failed")
+    progress.advance(1, "2 in flight, 1 failed")
+    progress.close()
+    assert capsys.readouterr().err == "3/20 prompts after 0.0 min: 3 in flight, 1 failed\n"
 
 
 def test_on_a_terminal_log_lines_stand_above_the_bar(place: Workplace) -> None:
     place.dataset([f"question {number}" for number in range(4)])
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (25, 100))
     with ScriptedEndpoint([terminal("echo 1"), answer("1")]) as endpoint:
         command = place.command(endpoint.base_url, {"verbose": "true"})
         with ending(place.start_command(command, stderr=theirs)) as process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -190,6 +191,22 @@ def test_signals_to_all_processes_stop_the_run_as_one_to_the_parent_does(place: 
     assert not sandboxes(place)
 
 
+def test_an_endpoint_of_our_own_that_dies_stops_the_run(place: Workplace) -> None:
+    replies = [{"prompt": "good", "content": "1", "reasoning": "hm"}, {"prompt": "late", "content": "1", "delay_seconds": 60}]
+    (place.path / "replies.jsonl").write_text("".join(json.dumps(reply) + "\n" for reply in replies))
+    place.dataset(["good", "late", "late too"])
+    with ending(place.start("scripted:replies.jsonl", batch_size=3)) as process:
+        wait_until(lambda: place.run_dir().exists() and place.rows(), "the first one is done")
+        (child,) = [each for each in below(process.pid) if "endpoints.scripted" in each.command]
+        child.kill()
+        ended = place.ended(process, 10)
+    assert ended.code == 1
+    assert ended.stderr.startswith("error: the endpoint's process has died (exit code -9)")
+    assert (ended.stderr.count("\n"), ended.stderr.endswith(" --resume\n")) == (1, True)
+    assert outcomes(place) == {"good": "done"}
+    assert place.json("checkpoint.json")["completed_prompts"] == [0]
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_stuck_is_replaced(place: Workplace) -> None:
     place.dataset(["one", "two", "three"])
@@ -207,13 +224,13 @@ def test_a_worker_that_is_stuck_is_replaced(place: Workplace) -> None:
 def test_a_program_that_stood_still_as_a_whole_works_on(place: Workplace) -> None:
     """A paused container, a frozen cgroup: nobody is to blame for the silence."""
     place.dataset(["one"])
-    with ScriptedEndpoint([answer("1", delay_seconds=70)]) as endpoint:
+    with ScriptedEndpoint([answer("1", delay_seconds=38)]) as endpoint:
         with ending(place.start(endpoint.base_url)) as process:
             wait_until(lambda: endpoint.requests, "it is asked")
             everyone = [*workers(), spawner(process.pid), Process(process.pid, 0, "")]
             for each in everyone:
                 each.kill(signal.SIGSTOP)
-            time.sleep(64)
+            time.sleep(33)
             for each in reversed(everyone):
                 each.kill(signal.SIGCONT)
                 time.sleep(0.3)

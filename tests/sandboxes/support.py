@@ -19,7 +19,8 @@ from sandboxes.local import LocalBackend
 T = TypeVar("T")
 SPEC = SandboxSpec(run_name="tests", rollout_id="r1")
 KINDS = [*BACKENDS]
-SHELLS = [*KINDS, "local with dash", "local with busybox"]  # bash is what the others find
+HOST_KINDS = ["bubblewrap", "local"]  # those that run on this machine's own files
+SHELLS = [*KINDS, "local with dash", "local with busybox", "docker with busybox"]  # bash is what the others find
 MINUTE = 60.0
 
 
@@ -29,6 +30,8 @@ def backend(kind: str) -> Backend:
         if reason := BACKENDS[kind].unavailable():
             pytest.skip(reason)
         return BACKENDS[kind]
+    if kind == "docker with busybox":
+        return BACKENDS["docker"]
     name = kind.rpartition(" ")[2]
     program = shutil.which(name)
     if not program:

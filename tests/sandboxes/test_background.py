@@ -87,6 +87,7 @@ class TestStdin:
 
     def test_nobody_reads(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sandboxes.host_job.STDIN_SECONDS", 0.3)
+        monkeypatch.setattr("sandboxes.container_job.STDIN_SECONDS", 0.3)
 
         async def body(sandbox: Sandbox) -> None:
             process = await sandbox.start("sleep 1000.42")

@@ -14,12 +14,13 @@ import pytest
 
 from sandboxes import BACKENDS, folders
 from sandboxes.base import Sandbox, SandboxError
-from tests.sandboxes.support import MINUTE, SPEC, backend, descriptors, run, running, until, wait_until
+from tests.sandboxes.support import HOST_KINDS, MINUTE, SPEC, backend, descriptors, run, running, until, wait_until
 
 ROOT = Path(__file__).parents[2]
 
 
 class TestEnd:
+    @pytest.mark.parametrize("kind", HOST_KINDS)
     def test_nothing_is_left(self, kind: str) -> None:
         async def body(sandbox: Sandbox) -> str:
             await sandbox.exec("sleep 1000.8 & setsid sleep 1000.8 & nohup sleep 1000.8 &", timeout_seconds=MINUTE)
@@ -83,6 +84,7 @@ asyncio.run(main())
 
 
 class TestOwnerThatIsKilled:
+    @pytest.mark.parametrize("kind", HOST_KINDS)
     def test_leaves_nothing(self, kind: str) -> None:
         backend(kind)
         owner = subprocess.Popen([sys.executable, "-c", OWNER, kind], stdout=subprocess.PIPE, text=True, cwd=ROOT)
