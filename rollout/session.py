@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from model_tools import Toolbox, offered
@@ -28,6 +27,7 @@ from sandboxes.base import Sandbox, SandboxSpec
 from tools.base import ToolContext, ToolLimits
 from toolsets import Distribution, draw
 
+RETRIES_TOLD_SECONDS = 30.0
 Log = Callable[[str, str], None]  # level, text
 
 
@@ -52,7 +52,7 @@ class Stage:
         asked = config.model_copy(update={"base_url": settings["base_url"]})
         return cls(
             config=config,
-            model=OpenAIChatModel(asked, settings["api_key"], log=partial(log, "debug")),
+            model=OpenAIChatModel(asked, settings["api_key"], log=_RetryLog(log)),
             distribution=Distribution(**settings["distribution"]),
             unavailable=settings["unavailable"],
             sandbox=settings["sandbox"],
@@ -71,6 +71,21 @@ class Stage:
         """Close the connections to the endpoint."""
         if isinstance(self.model, OpenAIChatModel):
             await self.model.close()
+
+
+@dataclass
+class _RetryLog:
+    """Tells of repeated requests: all with --verbose and in the log file, one every so often on the screen."""
+
+    log: Log
+    told_at: float = float("-inf")
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        due = now - self.told_at >= RETRIES_TOLD_SECONDS
+        if due:
+            self.told_at = now
+        self.log("warning" if due else "debug", text)
 
 
 @dataclass
@@ -149,7 +164,8 @@ class Session:
         )
         row = build_row(self.sample, result, facts)
         wants_reasoning = not (config.reasoning_off or config.keep_no_reasoning)
-        if wants_reasoning and result.failure is None and no_reasoning(row):
+        came_to_an_end = result.failure is None and not result.partial  # else it may not have got to its reasoning
+        if wants_reasoning and came_to_an_end and no_reasoning(row):
             return discarded_row(row, NO_REASONING)
         return row
 

@@ -41,6 +41,7 @@ class LaneJob:
         self._on_change = on_change
         self._stdin_open = stdin
         self._stdin_gone = asyncio.Event()
+        self._unread = False  # something was written that nobody will read
         self._output_complete = False
         self._frames_ended = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -84,6 +85,7 @@ class LaneJob:
 
     def stdin_ended(self) -> None:
         """Take note that nobody reads stdin any more."""
+        self._unread = self._unread or self._stdin_open
         self._stdin_open = False
         self._stdin_gone.set()
         self._stream.drop_input()
@@ -97,6 +99,8 @@ class LaneJob:
             return
         self.started.set()
         self.ended.set()
+        if self._stream.holds_input:
+            self.stdin_ended()
         self.close_stdin()
         self._stdin_gone.set()
         self._collector.feed(b"")
@@ -117,7 +121,8 @@ class LaneJob:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(NEWS_SECONDS):
                 await self._stdin_gone.wait()
-        self._check_stdin()
+        if self._unread:
+            raise SandboxFileError("the process has closed its stdin")
 
     async def _room_for_input(self) -> None:
         try:
@@ -125,13 +130,8 @@ class LaneJob:
                 await self._stream.drain()
         except TimeoutError:
             raise SandboxFileError("the process does not read its stdin") from None
-        self._check_stdin()
-
-    def _check_stdin(self) -> None:
         if not self._stdin_open:
-            raise SandboxFileError(
-                "the process has closed its stdin" if self._stdin_gone.is_set() else "stdin is closed"
-            )
+            raise SandboxFileError("the process has closed its stdin" if self._unread else "stdin is closed")
 
     def close_stdin(self) -> None:
         """End the command's stdin."""

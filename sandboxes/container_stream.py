@@ -59,6 +59,11 @@ class ContainerStream(asyncio.Protocol):
         """Whether the process can be written to."""
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def holds_input(self) -> bool:
+        """Whether something that was sent still waits here."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     def send(self, data: bytes) -> None:
         """Write to the process's stdin, without waiting; to a connection that has ended nothing is written."""
         if self._transport and self.is_open:

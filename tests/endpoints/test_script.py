@@ -43,7 +43,7 @@ def told(chosen: Script, *messages: Message) -> Any:
         ([{"role": "system", "content": "be brief"}, PROMPT, CALL, RESULT], "roll a die", 1),
         ([{"role": "user", "content": "hi"}, SAID, PROMPT], "roll a die", 0),
         ([{"role": "user", "content": "hi"}, SAID, PROMPT, CALL, RESULT, SAID], "roll a die", 2),
-        ([{"role": "user", "content": [{"type": "text", "text": "roll "}, {"type": "text", "text": "it"}]}], "roll it", 0),
+        ([{"role": "user", "content": [{"type": "text", "text": "roll "}, {"text": "it"}]}], "roll it", 0),
         ([SAID], "", 1),
         ([], "", 0),
     ],
@@ -90,7 +90,8 @@ def test_errors_are_used_up_by_equal_requests() -> None:
 def test_other_requests_have_their_own_count() -> None:
     lines = script({"status": 500}, {"content": "one"})
     other = {"role": "user", "content": "toss a coin"}
-    assert [told(lines, PROMPT), told(lines, other), told(lines, PROMPT), told(lines, other)] == [500, 500, "one", "one"]
+    assert [told(lines, PROMPT), told(lines, other)] == [500, 500]
+    assert [told(lines, PROMPT), told(lines, other)] == ["one", "one"]
 
 
 @pytest.mark.parametrize("times", [None, "forever"])
@@ -160,7 +161,10 @@ def test_what_is_an_answer_is_served_again(line: dict[str, Any]) -> None:
 
 def test_lines_for_a_prompt() -> None:
     lines = script(
-        {"content": "any"}, {"prompt": "die", "content": "six"}, {"prompt": "coin", "content": "heads"}, {"content": "two"}
+        {"content": "any"},
+        {"prompt": "die", "content": "six"},
+        {"prompt": "coin", "content": "heads"},
+        {"content": "two"},
     )
     assert told(lines, PROMPT) == "six"
     assert told(lines, PROMPT, CALL, RESULT) == "six"
@@ -174,7 +178,10 @@ def test_a_prompt_without_a_line() -> None:
     assert told(script({"prompt": "die", "content": "six"}), {"role": "user", "content": "toss a coin"}) is None
 
 
-@given(st.lists(st.sampled_from([{"status": 500}, {"content": "x"}, {"status": 429, "times": 3}]), min_size=1, max_size=6))
+LINES = st.sampled_from([{"status": 500}, {"content": "x"}, {"status": 429, "times": 3}])
+
+
+@given(st.lists(LINES, min_size=1, max_size=6))
 def test_every_answer_is_reached(lines: list[dict[str, Any]]) -> None:
     chosen = script(*lines)
     answers = sum(line == {"content": "x"} for line in lines)
@@ -228,7 +235,7 @@ def test_bom_and_crlf_are_tolerated(tmp_path: Path) -> None:
         ('{"stall": "body", "reset": "body"}', "stall and reset exclude each other"),
         ('{"content": "x", "delay_seconds": [2, 1]}', "delay_seconds must be a number, or [min, max]"),
         ('{"content": "x", "delay_seconds": -1}', "delay_seconds"),
-        ('{"tool_calls": [{"name": "a", "args": {}}]}', 'unknown key "tool_calls.0.args"; allowed keys are name, arguments, id'),
+        ('{"tool_calls": [{"name": "a", "x": 1}]}', 'key "tool_calls.0.x"; allowed keys are name, arguments, id'),
         ('{"tool_calls": [{}]}', "tool_calls.0.name: Field required"),
         ('{"server": {}}', "must be the first line"),
     ],
@@ -257,7 +264,7 @@ def test_a_file_without_a_reply(tmp_path: Path, lines: list[Any]) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ScriptError, match="no such|No such"):
+    with pytest.raises(ScriptError, match="No such file"):
         load_script(tmp_path / "missing.jsonl")
     (tmp_path / "latin.jsonl").write_bytes(b'{"content": "\xe9"}')
     with pytest.raises(ScriptError, match="cannot be read"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rollout.messages import AssistantMessage, ToolCall, Usage
 from rollout.replies import CUT, MAX_WORDS_SHOWN, Reply, read_arguments, read_reply, refusal
 from rollout.retry import TryError
-from rollout.texts import dump_json
+from rollout.texts import clean_json, dump_json
 from tests.rollout.http_server import body_of
 from tests.rollout.test_texts import ANY_JSON
 
@@ -151,7 +151,7 @@ def test_arguments_that_are_a_list_are_kept_as_text() -> None:
 
 @given(st.text() | ANY_JSON | ANY_JSON.map(json.dumps))
 def test_any_arguments_give_an_object(raw: Any) -> None:
-    arguments, problem = read_arguments(raw)
+    arguments, problem = read_arguments(clean_json(raw))
     dump_json(arguments).encode(errors="strict" if not problem else "replace")
     if problem:
         assert list(arguments) == ["_raw"]
