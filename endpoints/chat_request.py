@@ -41,8 +41,8 @@ class CalledFunction(_Asked):
     @property
     def arguments_text(self) -> str:
         """The arguments as JSON text."""
-        if isinstance(self.arguments, str) and self.arguments.strip():
-            return self.arguments
+        if isinstance(self.arguments, str):
+            return self.arguments if self.arguments.strip() else "{}"
         return json.dumps(self.arguments or {}, ensure_ascii=False)
 
 

@@ -140,9 +140,9 @@ def start_engine(path: Path) -> Any:
         raise EndpointError(f"the engine cannot load {path}: {error}") from None
 
 
-def check_processor(cpu_info: Path = Path("/proc/cpuinfo")) -> None:
+def check_processor(machine: str = platform.machine(), cpu_info: Path = Path("/proc/cpuinfo")) -> None:
     """Refuse a processor on which the engine would crash. Raises EndpointError."""
-    if platform.machine() == "x86_64" and cpu_info.exists():
+    if machine == "x86_64" and cpu_info.exists():
         words = cpu_info.read_text(encoding="utf-8", errors="replace").split()
         if "avx2" not in words:
             raise EndpointError("the embedded model needs a processor with AVX2; use another --base_url")

@@ -89,7 +89,7 @@ def start_endpoint(
     kind = words[0].partition(".")[2]
     with log_path.open("ab", buffering=0) as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(_ROOT), *words],
+            [sys.executable, "-P", "-c", _CHILD, str(_ROOT), *words],  # -P: a json.py in the user's folder is not ours
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -22,15 +22,14 @@ _MAX_DEPTH = 12  # deeper, and around a recursive $ref, any value goes
 # Without these separators the model is held to compact JSON, which is not its habit, and writes nonsense.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a model may write zeros without end
-DONE = "The task is done."
 # Text: no line begins with <, or with { and a quotation mark, where a made-up result or a sham call would be.
 _RULES = {
-    "text": r"/[\p{L}0-9\x22'`*#-][^\n]*(\n+([^{<\n][^\n]*|\{([^\x22\n][^\n]*)?))*\n*/",
+    "text": r"/[\p{L}0-9\x22\x2f'`*#$(.-][^\n]*(\n+([^{<\n][^\n]*|\{([^\x22\n][^\n]*)?))*\n*/",
     "sentence": r"/[^<{\n]{10,240}/",
     # First person and future: a plan; left free, the model gives advice to the user instead.
     "plan": r'"<think>\nI will " sentence "\n</think>\n"',
     "next": r'"<think>\nNext, I will " sentence "\n</think>\n"',
-    "done": rf'"<think>\n{DONE}\n</think>\n"',
+    "done": r'"<think>\nNo step is left.\n</think>\n"',
 }
 # What is written, by (thinking, whether there are calls, whether text will do).
 _STARTS = {

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from endpoints.chat_request import ChatMessage, ChatRequest, Function, JsonObject
-from endpoints.tool_grammar import DONE, Thinking
+from endpoints.tool_grammar import Thinking
 
 MAX_CALLS = 8
 TOO_HARD = frozenset({"process"})
@@ -38,8 +38,8 @@ You are provided with function signatures within <tools></tools> XML tags:
 
 To call a function, answer with one JSON object holding the function name and its arguments, and nothing else:
 {{"name": <function-name>, "arguments": <args-json-object>}}
-Work step by step. Before each call, say in one sentence between <think> and </think> what you will do. When all that \
-the user asked for is done, say so there ("{done}"), and answer in plain text."""
+Work step by step: before each call, say in one sentence between <think> and </think> what you will do. When no step \
+is left, answer in plain text, with what the functions returned."""
 _THINK = re.compile(r"\A<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
 _CALL = re.compile(r'\A\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\Z', re.DOTALL)
 
@@ -58,7 +58,7 @@ def fold(request: ChatRequest) -> list[JsonObject]:
     system = [message.text for message in request.messages if message.role in {"system", "developer"}]
     if shown := _shown(request.offered):
         signatures = "\n".join(_signature(request.offered[name], schema) for name, schema in shown.items())
-        system = [*(system or [_DEFAULT_SYSTEM]), _INSTRUCTIONS.format(tools=signatures, done=DONE)]
+        system = [*(system or [_DEFAULT_SYSTEM]), _INSTRUCTIONS.format(tools=signatures)]
     folded = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     for message in request.messages:
         if message.role == "user":

@@ -78,7 +78,7 @@ def find_weights(model: str, tell: Callable[[str], None], weights: Weights = QWE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{weights.file_name}.lock"):
-            if not _is_verified(path, weights):
+            if not _is_verified(path, weights) and not _verify(path, weights, tell):
                 _join(path, weights, tell)
     except OSError as error:
         raise EndpointError(f"the model file {path} cannot be made: {error.strerror or error}") from None
@@ -131,6 +131,18 @@ def _is_verified(path: Path, weights: Weights) -> bool:
         return _stamp(path).read_text(encoding="utf-8") == _stamp_text(path, weights)
     except FileNotFoundError:
         return False
+
+
+def _verify(path: Path, weights: Weights, tell: Callable[[str], None]) -> bool:
+    """Check a joined file that has no stamp, or was touched since; it is as good as new when its hash is right."""
+    if not path.is_file() or path.stat().st_size != weights.size_bytes:
+        return False
+    tell(f"checking {path}")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != weights.sha256:
+            return False
+    _stamp(path).write_text(_stamp_text(path, weights), encoding="utf-8")
+    return True
 
 
 def _stamp(path: Path) -> Path:

@@ -28,7 +28,7 @@ from sandboxes import environment, folders, view
 from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.folders import Folder
 from sandboxes.host_sandbox import HostSandbox, Plan
-from sandboxes.resident import launch
+from sandboxes.resident import launch, wait
 from sandboxes.shell_sandbox import Inside
 
 HOME = "/home/user"
@@ -185,7 +185,7 @@ def _places(cwd: str) -> tuple[str, str]:
 def _destroy(residents: list[subprocess.Popen[bytes]]) -> None:
     for janitor in residents:
         try:
-            janitor.wait(END_SECONDS)
+            wait(janitor, END_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(janitor.pid, signal.SIGKILL)  # bwrap's parent gone, the inside dies with it
-            janitor.wait()
+            wait(janitor)

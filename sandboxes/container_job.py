@@ -115,14 +115,18 @@ class LaneJob:
 
     async def write(self, data: bytes) -> None:
         """Write to the command's stdin. Raises SandboxFileError when that is closed or not read."""
-        for start in range(0, len(data), CHUNK_BYTES):
-            await self._room_for_input()
-            self._stream.send(data[start : start + CHUNK_BYTES])
+        await self.pour(data)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(NEWS_SECONDS):
                 await self._stdin_gone.wait()
         if self._unread:
             raise SandboxFileError("the process has closed its stdin")
+
+    async def pour(self, data: bytes) -> None:
+        """Write to the command's stdin, and do not wait for news. Raises SandboxFileError when there are some."""
+        for start in range(0, len(data), CHUNK_BYTES):
+            await self._room_for_input()
+            self._stream.send(data[start : start + CHUNK_BYTES])
 
     async def _room_for_input(self) -> None:
         try:

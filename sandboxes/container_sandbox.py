@@ -51,7 +51,7 @@ class ContainerSandbox(ShellSandbox[LaneJob, ContainerResident]):
         """Send a file's content; tell whether all of it was taken. Where not, the command says why."""
         try:
             async with asyncio.timeout(FILE_SECONDS):
-                await self._or_kill(job, job.write(data))
+                await self._or_kill(job, job.pour(data))
         except (SandboxFileError, TimeoutError):
             return False
         job.close_stdin()

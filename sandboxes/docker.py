@@ -95,9 +95,12 @@ class DockerBackend:
         container_shell = ContainerShell(partial(_execute, engine, container), image.variables, folders)
         try:
             await container_shell.open()
-        except (SandboxError, asyncio.CancelledError):
+        except (SandboxError, asyncio.CancelledError) as error:
             container_shell.close()
+            words = container.last_words()
             await asyncio.shield(asyncio.ensure_future(remove()))
+            if isinstance(error, SandboxError) and words:
+                raise SandboxError(f"{error} ({words})") from error
             raise
         of_image = {name: value for name, value in image.variables.items() if _VARIABLE.fullmatch(name)}
         variables = {"PATH": DEFAULT_PATH, "TMPDIR": TMP, **of_image, "HOME": container_shell.home}

@@ -24,7 +24,7 @@ from docker.utils import kwargs_from_env
 
 from sandboxes.base import SandboxError
 from sandboxes.container_shell import CHANNEL_MOUNT
-from sandboxes.container_stream import Connection
+from sandboxes.container_stream import HEADER_BYTES, Connection
 from sandboxes.docker_settings import Settings
 
 T = TypeVar("T")
@@ -53,12 +53,20 @@ class Container:
     id: str
     lifeline: socket.socket
 
+    def last_words(self) -> str:
+        """Return what its main process complained of so far."""
+        try:
+            frames = self.lifeline.recv(4096)
+        except BlockingIOError:
+            return ""
+        return frames[HEADER_BYTES:].decode("utf-8", "replace").strip()
+
 
 class Engine:
     """One engine. Raises SandboxError when there is none that answers."""
 
     def __init__(self, timeout_seconds: int = API_SECONDS) -> None:
-        with engine_errors("no Docker engine answers"):
+        with _engine_errors("no Docker engine answers"):
             self._api = docker.APIClient(version="auto", timeout=timeout_seconds, **kwargs_from_env())
             # The package has a pool for each path it asked for; connections that wait there are of no use to anybody.
             self._api.headers["Connection"] = "close"
@@ -89,11 +97,13 @@ class Engine:
 
     def launch(self, image: str, name: str, labels: dict[str, str], settings: Settings) -> Container:
         """Make a container and start it. Raises SandboxError, with nothing left behind."""
-        with engine_errors(f"no container of {image}"):
+        with _engine_errors(f"no container of {image}"):
             container_id = self._create(image, name, labels, self._host_options(settings))
             with contextlib.ExitStack() as on_error:
                 on_error.callback(self.remove, container_id)
-                lifeline = _connection(self._api.attach_socket(container_id, {"stdin": 1, "stream": 1})).socket
+                lifeline = _connection(
+                    self._api.attach_socket(container_id, {"stdin": 1, "stderr": 1, "stream": 1})
+                ).socket
                 on_error.callback(lifeline.close)
                 self._api.start(container_id)
                 on_error.pop_all()
@@ -106,7 +116,7 @@ class Engine:
 
     def execute(self, container_id: str, arguments: Sequence[str]) -> Connection:
         """Start a process in a container. Raises SandboxError."""
-        with engine_errors("the sandbox is gone"):
+        with _engine_errors("the sandbox is gone"):
             process = self._api.exec_create(container_id, list(arguments), stdin=True)
             return _connection(self._api.exec_start(process["Id"], socket=True))
 
@@ -126,18 +136,20 @@ class Engine:
 
     def labelled(self, label: str) -> dict[str, dict[str, str]]:
         """Return the labels of all containers that have this one, by id. Raises SandboxError."""
-        with engine_errors("the engine lists no containers"):
+        with _engine_errors("the engine lists no containers"):
             found = self._api.containers(all=True, filters={"label": label})
         return {item["Id"]: item["Labels"] for item in found}
 
     def image(self, name: str) -> dict[str, Any] | None:
         """Return what the engine knows about an image it has; None when it has none. Raises SandboxError."""
-        with engine_errors(f"image {name}"):
-            try:
-                known: dict[str, Any] = self._api.inspect_image(name)  # type: ignore[no-untyped-call]
-            except docker_errors.ImageNotFound:
-                return None
-            return known
+        try:
+            known: dict[str, Any] = self._api.inspect_image(name)  # type: ignore[no-untyped-call]
+        except docker_errors.ImageNotFound:
+            return None
+        except _ENGINE_ERRORS as error:
+            words = _words(error)
+            raise (image_error if "invalid reference" in words else SandboxError)(f"{name}: {words}") from error
+        return known
 
     def pull(self, name: str) -> str:
         """Get an image from its registry, with the credentials of the user's docker config; return the complaint."""
@@ -227,13 +239,18 @@ def probe() -> str:
 _ENGINE_ERRORS = (docker_errors.DockerException, requests.RequestException, OSError)
 
 
+def image_error(complaint: str) -> SandboxError:
+    """Return the error of a sample whose image cannot be had; the complaint begins with the image's name."""
+    return SandboxError(f"Docker image not available: {complaint}", kind="image_unavailable")
+
+
 @contextlib.contextmanager
-def engine_errors(what: str) -> Iterator[None]:
+def _engine_errors(what: str) -> Iterator[None]:
     """Turn what goes wrong between here and the engine into a SandboxError."""
     try:
         yield
     except docker_errors.ImageNotFound as error:
-        raise SandboxError(f"{what}: {_words(error)}", kind="image_unavailable") from error
+        raise image_error(_words(error)) from error
     except _ENGINE_ERRORS as error:
         raise SandboxError(f"{what}: {_words(error)}") from error
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from sandboxes import folders, processes
 from sandboxes.base import SandboxError
-from sandboxes.docker_engine import Engine
+from sandboxes.docker_engine import Engine, image_error
 
 PULL_SECONDS = 1800  # an image may be large
 MAX_PULLS = 4  # at the same time, of one process
@@ -52,7 +52,7 @@ class Images:
             async with asyncio.timeout(PULL_SECONDS):
                 return await asyncio.shield(asyncio.wrap_future(check))
         except TimeoutError:
-            raise unavailable_image(name, f"it did not come within {PULL_SECONDS} s") from None
+            raise image_error(f"{name}: it did not come within {PULL_SECONDS} s") from None
 
     def _check(self, name: str) -> Image:
         known = self._engine.image(name)
@@ -66,7 +66,7 @@ class Images:
         )
         platform = f"{known['Os']}/{known['Architecture']}"
         if platform != self._engine.platform and (complaint := self._engine.try_out(name)):
-            raise unavailable_image(name, f"it is for {platform}, the engine runs {self._engine.platform}: {complaint}")
+            raise image_error(f"{name}: it is for {platform}, the engine runs {self._engine.platform}: {complaint}")
         return image
 
     def _pull(self, name: str, notes: IO[str]) -> dict[str, Any]:
@@ -77,13 +77,8 @@ class Images:
             notes.seek(0)
             notes.truncate()
             json.dump({"at": _seconds_since_boot(), "complaint": complaint}, notes)
-            raise unavailable_image(name, complaint)
+            raise image_error(f"{name}: {complaint}")
         return known
-
-
-def unavailable_image(name: str, complaint: str) -> SandboxError:
-    """Return the error of a sample whose image cannot be had."""
-    return SandboxError(f"Docker image not available: {name}: {complaint}", kind="image_unavailable")
 
 
 def _is_no_verdict(check: Future[Image]) -> bool:
@@ -111,7 +106,7 @@ def _noted(notes: IO[str]) -> str:
     except ValueError:  # nothing, or torn
         return ""
     me = processes.process(os.getpid())
-    began = me.start_ticks / os.sysconf("SC_CLK_TCK") if me else _seconds_since_boot()
+    began = (me.start_ticks + 1) / os.sysconf("SC_CLK_TCK") if me else _seconds_since_boot()  # the next whole tick
     return str(note["complaint"]) if began <= note["at"] <= _seconds_since_boot() else ""
 
 

@@ -19,7 +19,7 @@ from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.folders import Folder
 from sandboxes.guard import guard
 from sandboxes.host_sandbox import HostSandbox, Plan
-from sandboxes.resident import launch
+from sandboxes.resident import launch, wait
 from sandboxes.shell_sandbox import Inside
 
 
@@ -82,5 +82,5 @@ def _first_folder(folder: Folder, cwd: str) -> str:
 
 def _destroy(folder: Folder, residents: list[subprocess.Popen[bytes]]) -> None:
     for resident in residents:
+        wait(resident)
         processes.kill_all(folder.root, session=resident.pid)
-        resident.wait()

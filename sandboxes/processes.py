@@ -8,13 +8,19 @@ environment is not found.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 MARKERS = (b"HOME=", b"TMPDIR=")
+residents: set[int] = set()  # children that somebody waits for; orphans are told from them
+KILL_SECONDS = 3.0
+_KILL_PAUSE_SECONDS = 0.001  # between looks at what dies
+_PR_SET_CHILD_SUBREAPER = 36
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
@@ -74,14 +80,59 @@ def _read(path: str) -> tuple[bytes, int]:
         os.close(fd)
 
 
+def adopt_orphans() -> None:
+    """Become the parent of what descendants leave behind: it is found among our children then, and can be reaped."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def kill_all(folder: Path, session: int) -> None:
-    """Kill what belongs to the sandbox of ``folder`` and to ``session``; returns when nothing more is found."""
+    """Kill what belongs to the sandbox of ``folder`` and to ``session``, whose leader is dead; returns when all is.
+
+    Call ``adopt_orphans`` before the sandbox's first process starts.
+    """
     sessions = {session}
-    killed: set[int] = set()
-    while fresh := [pid for pid in _pids() if pid not in killed and _belongs(pid, folder, sessions)]:
-        for pid in fresh:
+    deadline = time.monotonic() + KILL_SECONDS
+    while found := [pid for top in _candidates() if _belongs(top, folder, sessions) for pid in _tree(top)]:
+        for pid in found:
             kill(pid)
-        killed.update(fresh)
+        for pid in found:
+            _reap(pid)
+        if time.monotonic() > deadline:  # it hangs in the kernel
+            return
+        time.sleep(_KILL_PAUSE_SECONDS)
+    for pid in _candidates():  # of other sandboxes too: what has ended
+        _reap(pid)
+
+
+def _reap(pid: int) -> None:
+    """Take an ended orphan out of the process table; what the program itself waits for is of its own session."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        if os.getsid(pid) != os.getsid(0):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _candidates() -> list[int]:
+    """Return the orphans that have come to us; every process where the kernel does not tell children."""
+    children = _children(os.getpid())
+    return _pids() if children is None else [pid for pid in children if pid not in residents]
+
+
+def _tree(top: int) -> list[int]:
+    tree = [top]
+    for pid in tree:  # it grows meanwhile
+        tree += _children(pid) or []
+    return tree
+
+
+def _children(pid: int) -> list[int] | None:
+    """Return the children of all threads of a process; None where the kernel does not tell (CONFIG_PROC_CHILDREN)."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 (names are all)
+    except OSError:
+        return []
+    if not os.path.exists(f"/proc/{pid}/task/{pid}/children") and pid == os.getpid():  # noqa: PTH110 (called often)
+        return None
+    return [int(child) for task in tasks for child in _read(f"/proc/{pid}/task/{task}/children")[0].split()]
 
 
 def _belongs(pid: int, folder: Path, sessions: set[int]) -> bool:

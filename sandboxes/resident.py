@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
+from sandboxes import processes
 from sandboxes.base import SandboxError
 
 
@@ -18,8 +19,9 @@ def launch(arguments: list[str], environment: dict[str, str]) -> subprocess.Pope
 
     Raises SandboxError.
     """
+    processes.adopt_orphans()
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             arguments,
             env=environment,
             cwd="/",
@@ -31,6 +33,14 @@ def launch(arguments: list[str], environment: dict[str, str]) -> subprocess.Pope
         )
     except OSError as error:
         raise SandboxError(f"{arguments[0]} cannot be started: {error}") from error
+    processes.residents.add(process.pid)
+    return process
+
+
+def wait(process: subprocess.Popen[bytes], timeout_seconds: float | None = None) -> None:
+    """Wait for the end of what ``launch`` started. Raises subprocess.TimeoutExpired."""
+    process.wait(timeout_seconds)
+    processes.residents.discard(process.pid)
 
 
 class Resident:

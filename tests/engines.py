@@ -108,15 +108,15 @@ class Layer:
         return self._buffer.getvalue()
 
 
-def busybox_layer(more: Iterable[tuple[str, bytes]] = ()) -> bytes:
-    """Return busybox under all its names, a few folders, and other files."""
+def busybox_layer(more: Iterable[tuple[str, bytes]] = (), without: Iterable[str] = ()) -> bytes:
+    """Return busybox under all its names but some, a few folders, and other files."""
     busybox = Path(shutil.which("busybox") or "/bin/busybox")
     layer = skeleton()
     layer.file("bin/busybox", busybox.read_bytes(), 0o755)
     for name in subprocess.run(
         [busybox, "--list"], capture_output=True, text=True, check=True, timeout=10
     ).stdout.split():
-        if name != "busybox":
+        if name not in {"busybox", *without}:
             layer.link(f"bin/{name}", "busybox")
     for path, data in more:
         layer.file(path, data)

@@ -257,7 +257,7 @@ def test_a_body_without_end(chunked: bool) -> None:
 
 
 def test_delays() -> None:
-    lines = [
+    lines: list[Json] = [
         {"prompt": "a", "content": "x", "delay_seconds": 0.3},
         {"prompt": "b", "content": "x", "delay_seconds": [0.1, 0.2]},
     ]
@@ -276,7 +276,7 @@ def test_delays() -> None:
 
 
 def test_turns_and_errors_over_http() -> None:
-    lines = [{"status": 500}, {"tool_calls": [{"name": "terminal"}]}, {"content": "done"}]
+    lines: list[Json] = [{"status": 500}, {"tool_calls": [{"name": "terminal"}]}, {"content": "done"}]
     later = [*PROMPT, {"role": "assistant", "tool_calls": [{}]}, {"role": "tool", "content": "x"}]
     with endpoint(*lines) as served:
         connection = connect(served)

@@ -110,7 +110,7 @@ def private_kib(pid: int) -> int:
 
 
 def _pids() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
 
 
 def _read(pid: int) -> Process | None:

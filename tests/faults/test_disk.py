@@ -85,16 +85,19 @@ def test_a_disk_that_is_full_in_the_middle_of_a_row(place: Workplace, disk: Path
     finish(place, prompts)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_in_the_middle_of_the_checkpoint(place: Workplace, disk: Path) -> None:
     """The rows still fit into the page that their file has; a new file does not."""
     prompts = [f"question {number}" for number in range(6)]
     place.dataset(prompts)
-    with ScriptedEndpoint([answer("1", delay_seconds=1)]) as endpoint:
-        with ending(place.start(endpoint.base_url, batch_size=3, concurrency=1)) as process:
-            wait_until(lambda: (place.run_dir() / "batch_0.jsonl").exists(), "the first row is there")
-            before = (place.run_dir() / "checkpoint.json").read_bytes()
-            ballast = fill(disk)
-            ended = place.ended(process)
+    with (
+        ScriptedEndpoint([answer("1", delay_seconds=1)]) as endpoint,
+        ending(place.start(endpoint.base_url, batch_size=3, concurrency=1)) as process,
+    ):
+        wait_until((place.run_dir() / "batch_0.jsonl").exists, "the first row is there")
+        before = (place.run_dir() / "checkpoint.json").read_bytes()
+        ballast = fill(disk)
+        ended = place.ended(process)
     if "batch_0" not in ended.stderr:
         assert_told(ended, "cannot write data/r/checkpoint.json", ENOSPC)
     assert (place.run_dir() / "checkpoint.json").read_bytes() == before
@@ -102,6 +105,7 @@ def test_a_disk_that_is_full_in_the_middle_of_the_checkpoint(place: Workplace, d
     finish(place, prompts)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_in_the_middle_of_the_merge(place: Workplace, disk: Path) -> None:
     prompts = [f"question {number}" for number in range(2)]
     place.dataset(prompts)
@@ -116,6 +120,7 @@ def test_a_disk_that_is_full_in_the_middle_of_the_merge(place: Workplace, disk: 
     finish(place, prompts)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_start(place: Workplace, disk: Path) -> None:
     place.dataset(["one"])
     ballast = fill(disk)
@@ -126,6 +131,7 @@ def test_a_disk_that_is_full_at_the_start(place: Workplace, disk: Path) -> None:
     finish(place, ["one"])
 
 
+@pytest.mark.slow
 def test_a_disk_without_inodes(place: Workplace, disk: Path) -> None:
     place.dataset(["one", "two"])
     subprocess.run(["mount", "-o", "remount,nr_inodes=5", disk], check=True)
@@ -135,12 +141,13 @@ def test_a_disk_without_inodes(place: Workplace, disk: Path) -> None:
     finish(place, ["one", "two"])
 
 
+@pytest.mark.slow
 def test_a_folder_that_turns_read_only(place: Workplace, disk: Path) -> None:
     prompts = [f"question {number}" for number in range(6)]
     place.dataset(prompts)
     with ScriptedEndpoint([answer("1", delay_seconds=0.5)]) as endpoint:
         with ending(place.start(endpoint.base_url, concurrency=1)) as process:
-            wait_until(lambda: (place.run_dir() / "batch_1.jsonl").exists(), "a batch is done")
+            wait_until((place.run_dir() / "batch_1.jsonl").exists, "a batch is done")
             subprocess.run(["mount", "--bind", disk, disk], check=True)
             subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
             ended = place.ended(process)
@@ -150,29 +157,35 @@ def test_a_folder_that_turns_read_only(place: Workplace, disk: Path) -> None:
     finish(place, prompts)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_removed(place: Workplace) -> None:
     prompts = [f"question {number}" for number in range(6)]
     place.dataset(prompts)
-    with ScriptedEndpoint([answer("1", delay_seconds=0.5)]) as endpoint:
-        with ending(place.start(endpoint.base_url, concurrency=1)) as process:
-            wait_until(lambda: (place.run_dir() / "batch_1.jsonl").exists(), "a batch is done")
-            place.run_dir().rename(place.path / "elsewhere")
-            ended = place.ended(process)
+    with (
+        ScriptedEndpoint([answer("1", delay_seconds=0.5)]) as endpoint,
+        ending(place.start(endpoint.base_url, concurrency=1)) as process,
+    ):
+        wait_until((place.run_dir() / "batch_1.jsonl").exists, "a batch is done")
+        place.run_dir().rename(place.path / "elsewhere")
+        ended = place.ended(process)
     assert_told(ended, "No such file or directory")
     (place.path / "elsewhere").rename(place.run_dir())
     finish(place, prompts)
 
 
-@pytest.mark.parametrize("name", ["run.log", "checkpoint.json", "statistics.json", ".lock"])
-def test_a_folder_where_a_file_should_be(place: Workplace, name: str) -> None:
+@pytest.mark.slow
+def test_folders_where_files_should_be(place: Workplace) -> None:
     place.dataset(["one"])
-    (place.run_dir() / name).mkdir(parents=True)
     with ScriptedEndpoint([answer("1")]) as endpoint:
-        assert_told(place.run(endpoint.base_url), name.lstrip("."), "Is a directory")
-    (place.run_dir() / name).rmdir()
+        for name in (".lock", "run.log", "checkpoint.json", "statistics.json"):
+            (place.run_dir() / name).mkdir(parents=True)
+            assert_told(place.run(endpoint.base_url), name.lstrip("."), "Is a directory")
+            (place.run_dir() / name).rmdir()
+        assert len(endpoint.requests) == 1
     finish(place, ["one"])
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_the_sandboxes_is_the_failure_of_these_rollouts(place: Workplace, disk: Path) -> None:
     place.env["TMPDIR"] = str(disk)
     inside = Workplace(place.path / "inside", place.env)
@@ -194,6 +207,7 @@ def slow_disk(place: Workplace, tmp_path: Path, milliseconds: int) -> None:
     place.env.update(preloaded(SLOW_DISK, tmp_path), FSYNC_MILLISECONDS=str(milliseconds))
 
 
+@pytest.mark.slow
 def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_path: Path) -> None:
     """Rows that arrive together are saved together."""
     slow_disk(place, tmp_path, 400)
@@ -207,16 +221,19 @@ def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_pa
     assert whole_rows(place) == prompts
 
 
+@pytest.mark.slow
 def test_an_interrupt_on_a_slow_disk(place: Workplace, tmp_path: Path) -> None:
     slow_disk(place, tmp_path, 700)
     place.dataset([f"question {number:02}" for number in range(40)])
-    with ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint:
-        with ending(place.start(endpoint.base_url, concurrency=10)) as process:
-            wait_until(lambda: len(endpoint.requests) > 10, "it works")
-            started = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            ended = place.ended(process)
-            assert time.monotonic() - started < 10
+    with (
+        ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint,
+        ending(place.start(endpoint.base_url, concurrency=10)) as process,
+    ):
+        wait_until(lambda: len(endpoint.requests) > 10, "it works")
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        ended = place.ended(process)
+        assert time.monotonic() - started < 10
     assert ended.code == 130
     assert "resume with: " in ended.stdout + ended.stderr
     asked = set(whole_rows(place))

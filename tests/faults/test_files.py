@@ -67,7 +67,17 @@ def remove(path: Path) -> None:
 
 
 def junk(path: Path) -> None:
-    bad = [b"\n", b"7\n", b'"text"\n', b"[1, 2]\n", b"null\n", b"{}\n", b"\xff\xfe\x00\n", b"\0" * 5000 + b"\n", b"{" * 3000 + b"\n"]
+    bad = [
+        b"\n",
+        b"7\n",
+        b'"text"\n',
+        b"[1, 2]\n",
+        b"null\n",
+        b"{}\n",
+        b"\xff\xfe\x00\n",
+        b"\0" * 5000 + b"\n",
+        b"{" * 3000 + b"\n",
+    ]
     path.write_bytes(b"".join([*bad, *lines(path), *bad, b'{"prompt_index": 1, "conversa']))
 
 
@@ -149,8 +159,8 @@ CHECKPOINTS = {
     "empty": b"",
     "cut": b'{"run_name": "r", "comp',
     "another run's": b'{"run_name": "other", "completed_prompts": [0, 1, 2, 3, 4, 5], "batch_stats": {"90": {}}}',
-    "one that lies": b'{"run_name": "r", "completed_prompts": [0, 1, 2, 3, 4, 5], "batch_stats": {"1": {"processed": 99}}}',
-    "odd types": b'{"run_name": "r", "completed_prompts": "x", "batch_stats": [1], "config": 7, "legs": {"a": 1}, "dataset": []}',
+    "one that lies": b'{"run_name": "r", "completed_prompts": [0, 1, 4, 5], "batch_stats": {"1": {"processed": 99}}}',
+    "odd types": b'{"run_name": "r", "completed_prompts": "x", "batch_stats": [1], "config": 7, "legs": {"a": 1}}',
     "deep": b"[" * 100_000,
 }
 
@@ -213,7 +223,11 @@ def test_a_run_of_the_original_that_was_killed_goes_on(place: Workplace) -> None
     place.run_dir().mkdir(parents=True)
     (place.run_dir() / "batch_0.jsonl").write_bytes(original_row(0) + original_row(1))
     (place.run_dir() / "batch_1.jsonl").write_bytes(original_row(2) + original_row(3)[:50])
-    checkpoint = {"run_name": "r", "completed_prompts": [0, 1, 1, 5], "batch_stats": {"0": {"processed": 2, "skipped": 0}}}
+    checkpoint = {
+        "run_name": "r",
+        "completed_prompts": [0, 1, 1, 5],
+        "batch_stats": {"0": {"processed": 2, "skipped": 0}},
+    }
     (place.run_dir() / "checkpoint.json").write_text(json.dumps(checkpoint))
     ended, asked = resumed(place)
     assert (ended.code, asked) == (0, PROMPTS[3:])
@@ -233,6 +247,7 @@ def test_another_number_of_samples_at_each_start(place: Workplace) -> None:
         assert [prompt_of(row) for row in place.trajectories()] == PROMPTS[:done]
 
 
+@pytest.mark.slow
 def test_two_runs_that_are_started_at_once(place: Workplace) -> None:
     place.dataset(PROMPTS)
     with ScriptedEndpoint([answer("1", delay_seconds=1)]) as endpoint:
@@ -251,14 +266,16 @@ def test_two_runs_that_are_started_at_once(place: Workplace) -> None:
 def test_two_runs_where_locks_do_not_work(place: Workplace, tmp_path: Path) -> None:
     place.env.update(preloaded(NO_LOCKS, tmp_path))
     place.dataset(PROMPTS)
-    with ScriptedEndpoint([answer("1", delay_seconds=3), answer("1")]) as endpoint:
-        with ending(place.start(endpoint.base_url)) as process:
-            wait_until(lambda: endpoint.requests, "the first one works")
-            second = place.run(endpoint.base_url, resume=True)
-            assert second.code in (1, 2)
-            assert f"another process (pid {process.pid}) is running this run in data/r" in second.stderr
-            process.kill()
-            process.communicate()
+    with (
+        ScriptedEndpoint([answer("1", delay_seconds=3), answer("1")]) as endpoint,
+        ending(place.start(endpoint.base_url)) as process,
+    ):
+        wait_until(lambda: endpoint.requests, "the first one works")
+        second = place.run(endpoint.base_url, resume=True)
+        assert second.code in (1, 2)
+        assert f"another process (pid {process.pid}) is running this run in data/r" in second.stderr
+        process.kill()
+        process.communicate()
     ended, asked = resumed(place)
     assert ended.code == 0
     assert asked

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -52,7 +49,7 @@ def kill_again_and_again(place: Workplace, endpoint: ScriptedEndpoint, kills: in
     for attempt in range(kills):
         before = len(endpoint.requests)
         with ending(place.start(endpoint.base_url, resume=attempt > 0, **FLAGS)) as process:
-            time.sleep(dice.uniform(0.5, 2.3))
+            time.sleep(dice.uniform(0.4, 1.8))
             process.kill()
             process.communicate()
         assert_gone(below_me)
@@ -84,8 +81,8 @@ def check_killed_run(place: Workplace, samples: int, kills: int, seed: int) -> N
     assert not list(place.run_dir().glob(".*.tmp"))
 
 
-def test_a_run_that_is_killed_three_times_ends_like_one_that_was_not(place: Workplace) -> None:
-    check_killed_run(place, samples=30, kills=3, seed=1)
+def test_a_run_that_is_killed_twice_ends_like_one_that_was_not(place: Workplace) -> None:
+    check_killed_run(place, samples=16, kills=2, seed=1)
 
 
 @pytest.mark.slow
@@ -93,6 +90,7 @@ def test_a_run_that_is_killed_twenty_times_ends_like_one_that_was_not(place: Wor
     check_killed_run(place, samples=200, kills=20, seed=2)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_once_begins_at_the_next_start(place: Workplace) -> None:
     place.dataset(["one", "two"])
     with ScriptedEndpoint([answer("1")]) as endpoint:
@@ -120,6 +118,7 @@ def test_commands_do_not_outlive_a_killed_program(place: Workplace, kind: str) -
 
 
 @pytest.mark.parametrize("kind", SANDBOXES)
+@pytest.mark.slow
 def test_a_start_sweeps_what_is_left_when_everything_was_killed_at_once(place: Workplace, kind: str) -> None:
     nap = f"sleep 5432.{len(kind)}"
     place.dataset(["sleep", "answer"])
@@ -150,6 +149,7 @@ def test_a_start_sweeps_what_is_left_when_everything_was_killed_at_once(place: W
     assert not sandboxes(place)
 
 
+@pytest.mark.slow
 def test_workers_end_without_parent_and_spawner(place: Workplace) -> None:
     place.dataset([f"{number}" for number in range(4)])
     with ScriptedEndpoint([terminal("sleep 600")]) as endpoint:
@@ -163,6 +163,7 @@ def test_workers_end_without_parent_and_spawner(place: Workplace) -> None:
         wait_until(lambda: not sandboxes(place), "the sandboxes are gone", GONE_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_does_not_outlive_a_killed_program(place: Workplace) -> None:
     place.dataset(["sleep"])
     with ScriptedEndpoint([terminal("sleep 600")]) as endpoint:
@@ -175,6 +176,7 @@ def test_a_stopped_worker_does_not_outlive_a_killed_program(place: Workplace) ->
         assert_gone(below_me)
 
 
+@pytest.mark.slow
 def test_a_scripted_endpoint_does_not_outlive_a_killed_program(place: Workplace) -> None:
     (place.path / "replies.jsonl").write_text(json.dumps({"content": "late", "delay_seconds": LONG}) + "\n")
     place.dataset(["wait"])

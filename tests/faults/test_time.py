@@ -18,7 +18,9 @@ from tests.program import Workplace, answer, ending, processes_with, prompt_of, 
 SANDBOXES = [name for name in ("local", "bubblewrap") if not BACKENDS[name].unavailable()]
 
 
-@pytest.mark.parametrize("kind", SANDBOXES)
+@pytest.mark.parametrize(
+    "kind", [SANDBOXES[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in SANDBOXES[1:])]
+)
 def test_a_rollout_that_takes_too_long_ends_as_timeout_with_its_sandbox_gone(place: Workplace, kind: str) -> None:
     nap = f"sleep 7654.{len(kind)}"
     place.dataset(["a command", "a stubborn one", "a background one", "the model", "a body", "quick"])
@@ -31,11 +33,13 @@ def test_a_rollout_that_takes_too_long_ends_as_timeout_with_its_sandbox_gone(pla
         reply(content="late", stall="body", prompt="a body"),
         answer("1", prompt="quick"),
     ]
-    with ScriptedEndpoint(replies) as endpoint:
-        with ending(place.start(endpoint.base_url, sandbox=kind, timeout_seconds=3, concurrency=8)) as process:
-            wait_until(lambda: len(place.rows()) == 6, "all have ended", 25)
-            wait_until(lambda: not (processes_with(nap) or sandboxes(place)), "their sandboxes are gone", 1)
-            ended = place.ended(process)
+    with (
+        ScriptedEndpoint(replies) as endpoint,
+        ending(place.start(endpoint.base_url, sandbox=kind, timeout_seconds=3, concurrency=8)) as process,
+    ):
+        wait_until(lambda: len(place.rows()) == 6, "all have ended", 25)
+        wait_until(lambda: not (processes_with(nap) or sandboxes(place)), "their sandboxes are gone", 1)
+        ended = place.ended(process)
     assert ended.code == 1
     ends = {prompt_of(row): row.get("error", {}).get("kind", "done") for row in place.rows()}
     assert ends.pop("quick") == "done"
@@ -46,6 +50,7 @@ def test_a_rollout_that_takes_too_long_ends_as_timeout_with_its_sandbox_gone(pla
     assert place.json("statistics.json")["failures"]["timeout"]["count"] == 5
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_disturbs_nobody(place: Workplace, tmp_path: Path) -> None:
     """A day forward, two days back, again and again, in all processes of the run."""
     wrong = tmp_path / "wrong"

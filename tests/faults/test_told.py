@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import shlex
-import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -22,11 +21,9 @@ from tests.program import (
     answer,
     call,
     ending,
-    prompt_of,
     prompts_of,
     reply,
     terminal,
-    wait_until,
 )
 
 KEY = "sk-or-v1-5e1a9c77d0b34f2a8899aabbccddeeff"
@@ -64,6 +61,7 @@ def assert_no_secret(place: Workplace, *ends: Ended) -> None:
     assert not [ended for ended in ends if KEY in ended.stdout + ended.stderr]
 
 
+@pytest.mark.slow
 def test_the_log_holds_versions_and_tracebacks_without_a_secret(place: Workplace) -> None:
     place.dataset(["one"])
     (place.run_dir() / "statistics.json").mkdir(parents=True)
@@ -81,6 +79,7 @@ def test_the_log_holds_versions_and_tracebacks_without_a_secret(place: Workplace
     assert "--api_key" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_program_is_one_line_and_a_traceback_in_the_log(place: Workplace) -> None:
     """An installation that is broken in a worker: a module that cannot be used there."""
     place.dataset(["one", "two"])
@@ -101,6 +100,7 @@ def test_a_fault_of_the_program_is_one_line_and_a_traceback_in_the_log(place: Wo
     assert "ZeroDivisionError: broken" in (place.run_dir() / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_verbose_follows_rollouts_call_by_call(place: Workplace) -> None:
     place.dataset(["one", "two", "three"])
     command = "echo " + "a" * 300
@@ -128,6 +128,7 @@ def test_without_a_terminal_progress_is_a_line_every_so_often(capsys: pytest.Cap
     assert capsys.readouterr().err == "3/20 prompts after 0.0 min: 3 in flight, 1 failed\n"
 
 
+@pytest.mark.slow
 def test_on_a_terminal_log_lines_stand_above_the_bar(place: Workplace) -> None:
     place.dataset([f"question {number}" for number in range(4)])
     ours, theirs = pty.openpty()
@@ -157,19 +158,23 @@ def read_all(handle: int) -> Iterator[bytes]:
         yield data
 
 
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-", ">/dev/full", "2>/dev/full"])
-def test_streams_that_are_closed_or_full_disturb_nothing(place: Workplace, closed: str) -> None:
+@pytest.mark.slow
+def test_streams_that_are_closed_or_full_disturb_nothing(place: Workplace) -> None:
     place.dataset(["one", "two"])
+    closed = ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-", ">/dev/full", "2>/dev/full"]
     with ScriptedEndpoint([terminal("echo 1"), answer("1")]) as endpoint:
-        command = shlex.join(place.command(endpoint.base_url, {"verbose": "true"}))
-        ended = place.ended(place.start_command(["sh", "-c", f"exec {command} {closed}"]))
-    assert ended.code == 0
-    assert len(place.trajectories()) == 2
-    assert len(place.rows()) == 2
-    for path in place.run_dir().glob("*.json*"):
-        assert b"[B0" not in path.read_bytes(), "words went into a file"
+        started = []
+        for number, how in enumerate(closed):
+            command = shlex.join(place.command(endpoint.base_url, {"verbose": "true", "run_name": f"r{number}"}))
+            started.append(place.start_command(["sh", "-c", f"exec {command} {how}"]))
+        assert [place.ended(process).code for process in started] == [0] * len(closed)
+    for number, how in enumerate(closed):
+        assert len(place.trajectories(f"r{number}")) == len(place.rows(f"r{number}")) == 2, how
+        for path in place.run_dir(f"r{number}").glob("*.json*"):
+            assert b"[B0" not in path.read_bytes(), f"{how}: words went into {path}"
 
 
+@pytest.mark.slow
 def test_readers_that_go_away_disturb_nothing(place: Workplace) -> None:
     place.dataset([f"question {number}" for number in range(4)])
     with ScriptedEndpoint([terminal("echo 1"), answer("1")]) as endpoint:
