@@ -73,7 +73,7 @@ class RunConfig(BaseModel):
     sandbox: SandboxKind = "auto"
     """Where commands run: auto, local, bubblewrap, docker, singularity or modal; default $TERMINAL_ENV, else auto."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    """Rollouts in flight per worker, 1 or more; default auto."""
+    """Rollouts in flight per worker, 1 or more, or auto."""
     seed: int = 0
     """Seed of the toolset draws."""
     keep_no_reasoning: bool = False

@@ -29,7 +29,7 @@ _OWN_TEXT = {
     "help": "Print this and exit.",
 }
 FLAGS = (*(name for name in RunConfig.model_fields if name != "prefill_messages"), *_OWN_TEXT)
-_DEFAULT_WORDS = {"api_key": "from the environment", "sandbox": "auto"}
+_DEFAULT_WORDS = {"api_key": "from the environment", "sandbox": "auto", "concurrency": "auto"}
 
 
 class UsageError(ValueError):
@@ -140,20 +140,26 @@ def help_text() -> str:
     lines = ["Runs each prompt of a JSONL file through a tool-calling agent and saves the trajectories.", ""]
     lines += ["usage: python batch_runner.py --dataset_file=FILE --batch_size=N --run_name=NAME [--flag=value ...]", ""]
     for name in FLAGS:
-        lines.append(f"  --{name}{_default_words(name)}")
-        lines.append(f"      {_OWN_TEXT.get(name) or RunConfig.model_fields[name].description}")
-    lines.append("")
-    lines += ["exit codes: 0 every sample done, 1 some failed or were not run, 2 bad usage or input, 130 interrupted"]
+        default = default_of(name)
+        words = "  (required)" if name in REQUIRED else f"  (default {default})" if default else ""
+        lines += [f"  --{name}{words}", f"      {text_of(name)}"]
+    lines += [
+        "",
+        "exit codes: 0 every sample done, 1 some failed or were not run, 2 bad usage or input, 130 interrupted",
+    ]
     return "\n".join(lines)
 
 
-def _default_words(name: str) -> str:
-    if name in REQUIRED:
-        return " (required)"
-    if name in _OWN_TEXT:
+def text_of(name: str) -> str:
+    """Return what a flag means, in a line."""
+    return _OWN_TEXT.get(name) or RunConfig.model_fields[name].description or ""
+
+
+def default_of(name: str) -> str:
+    """Return a flag's default in words; "" when there is none."""
+    if name in REQUIRED or name in _OWN_TEXT:
         return ""
     default = RunConfig.model_fields[name].default
     if default is None or default == ():
         default = ""
-    words = _DEFAULT_WORDS.get(name) or str(default).replace("False", "false")
-    return f" (default {words})" if words else ""
+    return _DEFAULT_WORDS.get(name) or str(default).replace("False", "false")
