@@ -28,6 +28,7 @@ OUTCOMES: tuple[Outcome, ...] = ("completed", "not_completed", "partial", "disca
 _MESSAGE_CHARS = 500  # of a failure's example
 _NAME_CHARS = 64  # of a tool's name that a model made up
 _PROMPTS_NAMED = 100  # of those whose rows were filtered
+_USAGE_NAMES = tuple(item.name for item in fields(Usage))
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,8 @@ class RunStatistics:
 
     def _add_tools(self, row: Mapping[str, Any]) -> None:
         for name, stats in _mapping(row.get("tool_stats")).items():
-            if _mapping(stats).get("count"):
-                _add_counts(self.tools.setdefault(name, ToolCounts()), _mapping(stats))
+            if isinstance(stats, dict) and stats.get("count"):
+                _add_counts(self.tools.setdefault(name, ToolCounts()), stats)
         names = unknown_tools(row)
         if names:
             self.filtered_prompts.append(int(_number(row.get("prompt_index"))))
@@ -246,7 +247,7 @@ def _add_counts(total: ToolCounts, more: Mapping[str, Any]) -> None:
 
 
 def _usage(saved: Mapping[str, Any]) -> Usage:
-    return Usage(**{item.name: int(_number(saved.get(item.name))) for item in fields(Usage)})
+    return Usage(**{name: int(_number(saved.get(name))) for name in _USAGE_NAMES})
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -65,6 +65,7 @@ class Lane:
         self.pid = 0
         self.texts: dict[str, bytes] = {}  # what the files of the slot hold
         self.job: LaneJob | None = None
+        self.held_by = (0, 0)  # the last command's pid and its watcher's, where it is held
         self.reserved = False
         self.usable = True  # for another command
         self.stream = ContainerStream(self._on_output, self._on_frames, self._on_end)
@@ -184,6 +185,7 @@ class Lane:
     def _review(self) -> None:
         if self.job and self.job.ended.is_set() and not self._frames_open:
             self.usable = self.usable and not self.job.lost  # its shell may still be there, and speak
+            self.held_by = (self.job.frames.pid, self.job.frames.parent)
             self.job = None
         self._on_change(self)
 

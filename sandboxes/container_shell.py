@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from sandboxes import shell
 from sandboxes.base import SandboxError
-from sandboxes.command_shell import START_SECONDS, CommandShell
+from sandboxes.command_shell import ANSWER_SECONDS, START_SECONDS, CommandShell
 from sandboxes.container_job import LaneJob
 from sandboxes.container_lane import SCRIPT, SETTLING_SECONDS, Lane
 from sandboxes.container_stream import Connection, ContainerStream
@@ -214,9 +214,21 @@ class ContainerShell(CommandShell[LaneJob, ContainerResident]):
                         self._lane_changed.clear()
                         await self._lane_changed.wait()
         if not lane:
-            lane = await self._new_lane()
+            try:
+                lane = await self._new_lane()
+            except SandboxError:
+                if not await self._end_children():
+                    raise
+                lane = await self._new_lane()
         lane.reserved = True
         return lane
+
+    async def _end_children(self) -> bool:
+        """Kill what ended commands left running: where nothing can be started any more they may be too many."""
+        held = [lane for lane in self._lanes if lane.is_held]
+        for lane in held:
+            self.send(f"kill {lane.held_by[0]} {lane.held_by[1]}")
+        return bool(held and self._resident and await self._resident.answers(ANSWER_SECONDS))
 
     def _free_lane(self) -> Lane | None:
         return next((lane for lane in self._lanes if lane.is_free), None)
