@@ -75,7 +75,7 @@ class Layer:
         }
         if asked.tools:
             offered = offer(asked)
-            body["grammar"] = call_grammar(offered.tools, thinking=offered.thinking, text=offered.text)
+            body["grammar"] = call_grammar(offered.tools, step=offered.step, text=offered.text)
         async with self._client.post(f"{self._engine_url}/v1/chat/completions", json=body) as response:
             return response.status, await response.json(content_type=None)
 

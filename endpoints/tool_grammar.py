@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 Schema = dict[str, Any]
-Thinking = Literal["none", "plan", "next"]
 
 _PLAIN_KEYWORDS = ("type", "enum", "const", "required", "minimum", "maximum", "minLength", "maxLength", "minItems")
 _SCHEMA_KEYWORDS = ("items", "additionalProperties")
@@ -23,40 +22,33 @@ _MAX_DEPTH = 12  # deeper, and around a recursive $ref, any value goes
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a model may write zeros without end
 # Text: no line begins with <, or with { and a quotation mark, where a made-up result or a sham call would be.
-_RULES = {
-    "text": r"/[\p{L}0-9\x22\x2f'`*#$(.-][^\n]*(\n+([^{<\n][^\n]*|\{([^\x22\n][^\n]*)?))*\n*/",
-    "sentence": r"/[^<{\n]{10,240}/",
-    # First person and future: a plan; left free, the model gives advice to the user instead.
-    "plan": r'"<think>\nI will " sentence "\n</think>\n"',
-    "next": r'"<think>\nNext, I will " sentence "\n</think>\n"',
-    "done": r'"<think>\nNo step is left.\n</think>\n"',
-}
-# What is written, by (thinking, whether there are calls, whether text will do).
-_STARTS = {
-    ("none", True, True): "call | text",
-    ("none", True, False): "call",
-    ("plan", True, True): "plan (call | text)",
-    ("plan", True, False): "plan call",
-    ("next", True, True): "next call | done text",
-    ("next", True, False): "next call",
-}
+_TEXT = r"/[\p{L}0-9\x22\x2f'*#$(.-][^\n]*(\n+([^{<`\n][^\n]*|```\w*|\{([^\x22\n][^\n]*)?))*\n*/"
+# First person and future: a plan. Left free, the model gives advice to the user instead.
+_PLAN = r'"<think>\nI will " /[^<{\n]{10,240}/ "\n</think>\n"'
+_NEXT = r'"<think>\nNext, I will " /[^<{\n]{10,240}/ "\n</think>\n"'
+_NO_TOOL = r'"<think>\nNo tool is needed.\n</think>\n"'
+_DONE = r'"<think>\nAll steps are done.\n</think>\n"'
 
 
-def call_grammar(tools: Mapping[str, Schema], *, thinking: Thinking, text: bool) -> str:
+def call_grammar(tools: Mapping[str, Schema], *, step: int, text: bool) -> str:
     """Return the grammar of a reply: perhaps a <think> block, then a call of one of the tools, or text if it will do.
 
-    ``tools`` maps names to the schemas of their arguments; without any, it is text. ``thinking`` "plan" is for the
-    first turn, "next" for the turns after it, where the model decides by it between going on and answering.
+    ``tools`` maps names to the schemas of their arguments; without any, the reply is text. ``step`` counts the replies
+    since the prompt, this one included; by what it thinks the model decides between a call and an answer. Step 0 does
+    not think.
     """
-    rules = [f"{name}: {body}" for name, body in _RULES.items()]
+    rules = [f"text: {_TEXT}"]
     for number, (name, schema) in enumerate(tools.items()):
         opening = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
         rules.append(f"arguments{number}: %json {json.dumps(argument_schema(schema))}")
         rules.append(f'call{number}: {opening} arguments{number} "}}"')
-    if tools:
-        rules.append(f"call: {' | '.join(f'call{number}' for number in range(len(tools)))}")
-    rules.append(f"start: {_STARTS.get((thinking, bool(tools), text), 'text')}")
-    return "\n".join(["%llguidance {}", *rules, ""])
+    call = f"({' | '.join(f'call{number}' for number in range(len(tools)))})"
+    answer = "text"
+    if step and tools:
+        call = f"{_PLAN if step == 1 else _NEXT} {call}"
+        answer = f"{_NO_TOOL if step == 1 else _DONE} text"
+    choices = ([call] if tools else []) + ([answer] if text or not tools else [])
+    return "\n".join(["%llguidance {}", *rules, f"start: {' | '.join(choices)}", ""])
 
 
 def argument_schema(schema: Schema) -> Schema:

@@ -6,11 +6,10 @@ Pure; in front of the prompt nothing varies from one rollout to the next, so the
 
 Rules that change what the model may say, because small models do not plan or stop by themselves:
 
-* It thinks first: a sentence in a <think> block, which comes back as ``reasoning_content``. On the first turn after the
-  prompt that is a plan; on later turns it says what comes next, and then makes a call, or that the task is done, and
-  then answers. Not with reasoning_effort none.
+* It thinks first, in a <think> block, which comes back as ``reasoning_content``: what it will do, and then it makes a
+  call, or that no tool is needed or all steps are done, and then it answers. Not with reasoning_effort none.
 * After ``MAX_CALLS`` calls since the prompt, or once it has made the same call twice, it may only write text.
-* Tools of ``TOO_HARD`` are not offered, nor arguments that are optional numbers or switches: it only gets lost in them.
+* Tools of ``TOO_HARD`` are not offered, and of a tool with required arguments only those: it gets lost in the rest.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from endpoints.chat_request import ChatMessage, ChatRequest, Function, JsonObject
-from endpoints.tool_grammar import Thinking
 
-MAX_CALLS = 8
+MAX_CALLS = 6
 TOO_HARD = frozenset({"process"})
 _DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."  # what it was trained with
 _INSTRUCTIONS = """\
@@ -38,8 +36,8 @@ You are provided with function signatures within <tools></tools> XML tags:
 
 To call a function, answer with one JSON object holding the function name and its arguments, and nothing else:
 {{"name": <function-name>, "arguments": <args-json-object>}}
-Work step by step: before each call, say in one sentence between <think> and </think> what you will do. When no step \
-is left, answer in plain text, with what the functions returned."""
+Work step by step: before each call, say in one sentence between <think> and </think> what you will do. When all steps \
+are done, answer in plain text, with what the functions returned."""
 _THINK = re.compile(r"\A<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
 _CALL = re.compile(r'\A\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\Z', re.DOTALL)
 
@@ -50,7 +48,7 @@ class Offer:
 
     tools: dict[str, JsonObject]  # name → schema of the arguments
     text: bool
-    thinking: Thinking
+    step: int
 
 
 def fold(request: ChatRequest) -> list[JsonObject]:
@@ -74,11 +72,9 @@ def offer(request: ChatRequest) -> Offer:
     """Work out what the model may write next."""
     since_prompt = _since_prompt(request.messages)
     tools = {} if _must_stop(since_prompt) else _shown(request.offered)
-    first = not any(message.role == "assistant" for message in since_prompt)
-    thinking: Thinking = "plan" if first else "next"
-    if request.reasoning_effort == "none":
-        thinking = "none"
-    return Offer(tools, text=not request.wants_call, thinking=thinking)
+    replies = sum(message.role == "assistant" for message in since_prompt)
+    step = 0 if request.reasoning_effort == "none" else replies + 1
+    return Offer(tools, text=not request.wants_call, step=step)
 
 
 def unfold(text: str, *, call_id: str, cut: bool) -> tuple[JsonObject, str]:
@@ -118,16 +114,9 @@ def _shown(functions: Mapping[str, Function]) -> dict[str, JsonObject]:
 
 def _within_reach(schema: JsonObject) -> JsonObject:
     properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, dict):
+    if not isinstance(properties, dict) or not isinstance(required, list) or not required:
         return schema
-    needed = required if isinstance(required, list) else []
-    dropped = {"integer", "number", "boolean"}
-    kept = {
-        name: value
-        for name, value in properties.items()
-        if name in needed or not (isinstance(value, dict) and value.get("type") in dropped)
-    }
-    return {**schema, "properties": kept}
+    return {**schema, "properties": {name: value for name, value in properties.items() if name in required}}
 
 
 def _signature(function: Function, schema: JsonObject) -> str:

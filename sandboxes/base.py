@@ -7,7 +7,7 @@ nothing else: no model, no batch, no row is known here. What a backend does not 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 BackgroundStatus = Literal["running", "exited"]
 DEFAULT_OUTPUT_CHARS = 50_000  # what one command may bring back; the original's cap
@@ -138,3 +138,15 @@ class Backend(Protocol):
 
     def sweep(self) -> int:
         """Remove what dead runs left behind, and nothing else; returns how many sandboxes went."""
+
+
+@runtime_checkable
+class ImageBackend(Backend, Protocol):
+    """A kind of sandbox that runs images."""
+
+    async def ensure_image(self, image: str) -> None:
+        """Have an image here before it is needed, pulled if need be; "" is the backend's default image.
+
+        However many samples and workers ask, it is looked for once. Raises SandboxError of kind ``image_unavailable``,
+        or of kind ``sandbox`` when it is the engine that fails.
+        """

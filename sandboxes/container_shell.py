@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -20,6 +19,7 @@ from sandboxes.command_shell import ANSWER_SECONDS, START_SECONDS, CommandShell
 from sandboxes.container_job import LaneJob
 from sandboxes.container_lane import SCRIPT, SETTLING_SECONDS, Lane
 from sandboxes.container_stream import Connection, ContainerStream
+from sandboxes.environment import NAME
 from sandboxes.output import Collector
 
 Connect = Callable[[Sequence[str]], Awaitable[Connection]]  # program and arguments → its streams; SandboxError
@@ -28,7 +28,6 @@ CHANNEL_MOUNT = "/run/channel"  # where the container must have a small tmpfs th
 CHANNEL = f"{CHANNEL_MOUNT}/shell"
 COMPLAINT_BYTES = 4000
 _ENGINES_VARIABLES = ("HOSTNAME", "LC_ALL", "TERM", "container")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_HELD = 8  # lanes held by children of ended commands; who writes to an older one gets SIGPIPE
 
 # Arguments: channel folder, name of a script, slot. The script comes as the first line of stdin, in the words of
@@ -69,14 +68,18 @@ class ContainerResident:
         await self._stream.connect(connection)
         answers = [self._expect(), self._expect()]
         self._stream.send(script)
+        home = folder = ""
         try:
             async with asyncio.timeout(START_SECONDS):
                 home, folder = [await answer for answer in answers]
         except TimeoutError:
-            home, folder = "", ""
+            pass
+        finally:
+            if not folder:
+                self.let_go()
         if not folder:
-            self.let_go()
-            raise SandboxError(f"the sandbox did not start: {self._complained() or 'no answer'}")
+            complaint = (self._complaint + self._line).decode("utf-8", "replace").strip()
+            raise SandboxError(f"the sandbox did not start: {complaint or 'no answer'}")
         return home, folder
 
     def send(self, line: str) -> None:
@@ -132,9 +135,6 @@ class ContainerResident:
     def _on_complaint(self, data: bytes) -> None:
         self._complaint = (self._complaint + data)[:COMPLAINT_BYTES]
 
-    def _complained(self) -> str:
-        return (self._complaint + self._line).decode("utf-8", "replace").strip()
-
 
 class ContainerShell(CommandShell[LaneJob, ContainerResident]):
     """A resident shell and its lanes."""
@@ -148,7 +148,7 @@ class ContainerShell(CommandShell[LaneJob, ContainerResident]):
         self.home = self.folder = "/"  # as the resident told them
         self._connect = connect
         names = {*_ENGINES_VARIABLES, *image_variables} - {"PATH", "HOME"}
-        unset = " ".join(sorted(name for name in names if _VARIABLE.fullmatch(name)))
+        unset = " ".join(sorted(name for name in names if NAME.fullmatch(name)))
         prelude = _PRELUDE.format(names=unset, folders=" ".join(first_folders))
         self._script = escaped(shell.encode(prelude + shell.RESIDENT)) + b"\n"
         self._lanes: list[Lane] = []
@@ -178,11 +178,7 @@ class ContainerShell(CommandShell[LaneJob, ContainerResident]):
         self, command: bytes, state: bytes, collector: Collector, *, stdin: bool = False, keep: bool = False
     ) -> LaneJob:
         """See CommandShell."""
-        lane = await self._reserve()
-        try:
-            await self.ensure_alive()
-        finally:
-            lane.reserved = False
+        lane = await self._ready_lane()
         job = lane.begin(collector, stdin=stdin)
         self._jobs.add(job)
         texts = {
@@ -203,6 +199,17 @@ class ContainerShell(CommandShell[LaneJob, ContainerResident]):
         super().close()
         for lane in list(self._lanes):
             lane.close()
+
+    async def _ready_lane(self) -> Lane:
+        """Return a lane that can be had now, beside a resident that lives."""
+        while True:
+            lane = await self._reserve()
+            try:
+                await self.ensure_alive()
+            finally:
+                lane.reserved = False
+            if lane.usable:
+                return lane
 
     async def _reserve(self) -> Lane:
         """Return a lane that nobody else will take."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 import posixpath
-import re
 import secrets
 import socket
 import threading
@@ -30,7 +29,7 @@ from sandboxes.container_sandbox import ContainerSandbox
 from sandboxes.container_shell import ContainerShell
 from sandboxes.container_stream import Connection
 from sandboxes.docker_settings import Settings, SettingsError
-from sandboxes.environment import DEFAULT_PATH
+from sandboxes.environment import DEFAULT_PATH, NAME, check_names
 from sandboxes.shell_sandbox import Inside
 
 if TYPE_CHECKING:  # the package behind them costs start-up time
@@ -45,11 +44,10 @@ WORKSPACE = "/workspace"  # the first folder where neither sample, user nor imag
 TMP = "/tmp"  # noqa: S108 (the container's own)
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CONNECT_SECONDS = 5.0
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class DockerBackend:
-    """See the Backend protocol."""
+    """See the ImageBackend protocol."""
 
     name = "docker"
     takes_images = True
@@ -71,10 +69,7 @@ class DockerBackend:
         return docker_engine.probe()
 
     async def ensure_image(self, image: str) -> None:
-        """Have an image here before it is needed: looked for once, and pulled once; "" is the default image.
-
-        Raises SandboxError of kind ``image_unavailable``, or of kind ``sandbox`` when it is the engine that fails.
-        """
+        """See the ImageBackend protocol."""
         _, images = await asyncio.to_thread(self._connect)
         await images.ensure(image or _settings().image)
 
@@ -82,9 +77,7 @@ class DockerBackend:
         """See the protocol. The first folder is ``spec.cwd``, $TERMINAL_CWD, or the image's own; it is made."""
         settings = _settings()
         settings = replace(settings, network=settings.network and spec.network)
-        for name in spec.env:
-            if not _VARIABLE.fullmatch(name):
-                raise SandboxError(f"{name!r} cannot be the name of a variable")
+        check_names(spec)
         engine, images = await asyncio.to_thread(self._connect)
         image = await images.ensure(spec.image or settings.image)
         name = f"{LABEL}-{spec.rollout_id}-{secrets.token_hex(4)}"
@@ -102,7 +95,7 @@ class DockerBackend:
             if isinstance(error, SandboxError) and words:
                 raise SandboxError(f"{error} ({words})") from error
             raise
-        of_image = {name: value for name, value in image.variables.items() if _VARIABLE.fullmatch(name)}
+        of_image = {name: value for name, value in image.variables.items() if NAME.fullmatch(name)}
         variables = {"PATH": DEFAULT_PATH, "TMPDIR": TMP, **of_image, "HOME": container_shell.home}
         inside = Inside({**variables, **settings.variables, **spec.env}, container_shell.folder)
         return ContainerSandbox(self.name, container_shell, inside, remove)

@@ -43,7 +43,7 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 # The container's main process only waits for its stdin to end, that is, for the worker to be gone.
 _WAIT = "trap '' HUP INT QUIT TERM USR1 USR2 ALRM; exec cat >/dev/null"
 # What engines cannot always do, by their complaint. It is left out then.
-_OPTIONAL = {"storage-opt": "StorageOpt", "storage opt": "StorageOpt", "init binary not found": "Init"}
+_OPTIONAL = {"storage-opt": "StorageOpt", "storage option": "StorageOpt", "init binary not found": "Init"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Engine:
             version = self._api.version()
         self.platform = f"{version['Os']}/{version['Arch']}"
         self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="docker")
+        self._left_out: set[str] = set()  # of what is optional
 
     def close(self) -> None:
         """Let go of threads and connections."""
@@ -101,9 +102,8 @@ class Engine:
             container_id = self._create(image, name, labels, self._host_options(settings))
             with contextlib.ExitStack() as on_error:
                 on_error.callback(self.remove, container_id)
-                lifeline = _connection(
-                    self._api.attach_socket(container_id, {"stdin": 1, "stderr": 1, "stream": 1})
-                ).socket
+                attached = self._api.attach_socket(container_id, {"stdin": 1, "stderr": 1, "stream": 1})
+                lifeline = _connection(attached).socket
                 on_error.callback(lifeline.close)
                 self._api.start(container_id)
                 on_error.pop_all()
@@ -175,6 +175,8 @@ class Engine:
 
     def _create(self, image: str, name: str, labels: dict[str, str], options: dict[str, Any]) -> str:
         host = self._api.create_host_config(**options)
+        for option in self._left_out:
+            host.pop(option, None)
         while True:
             try:
                 created = self._api.create_container(
@@ -194,6 +196,7 @@ class Engine:
                 refused = next((option for complaint, option in _OPTIONAL.items() if complaint in _words(error)), "")
                 if host.pop(refused, None) is None:
                     raise
+                self._left_out.add(refused)
             else:
                 return str(created["Id"])
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import BoundedSemaphore
 from typing import IO, Any
 
 from sandboxes import folders, processes
@@ -23,7 +24,8 @@ from sandboxes.base import SandboxError
 from sandboxes.docker_engine import Engine, image_error
 
 PULL_SECONDS = 1800  # an image may be large
-MAX_PULLS = 4  # at the same time, of one process
+MAX_CHECKS = 64  # at the same time, of one process: most of them only look, or wait for others
+MAX_PULLS = 4
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Images:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pool = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="pull")
+        self._pool = ThreadPoolExecutor(MAX_CHECKS, thread_name_prefix="image")
+        self._pulls = BoundedSemaphore(MAX_PULLS)
         self._checks: dict[str, Future[Image]] = {}
 
     async def ensure(self, name: str) -> Image:
@@ -70,7 +73,10 @@ class Images:
         return image
 
     def _pull(self, name: str, notes: IO[str]) -> dict[str, Any]:
-        complaint = _noted(notes) or self._engine.pull(name)
+        complaint = _noted(notes)
+        if not complaint:
+            with self._pulls:
+                complaint = self._engine.pull(name)
         known = None if complaint else self._engine.image(name)
         if known is None:
             complaint = complaint or "it was pulled, and the engine does not know it"

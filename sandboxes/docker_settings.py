@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sandboxes.environment import NAME
+
 DEFAULT_IMAGE = "nikolaik/python-nodejs:python3.11-nodejs20"
 _YES = ("true", "1", "yes", "on")
 _NO = ("false", "0", "no", "off")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_THE_HOST = re.compile(r"/(home|Users)/|[A-Za-z]:|.*\\")  # absolute paths that are a person's, not an image's
 
 
@@ -106,7 +107,7 @@ def _json(environ: Mapping[str, str], name: str) -> Any:
 
 
 def _checked(source: str, name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise SettingsError(f"{source}: {name!r} cannot be the name of a variable")
     return name
 

@@ -139,12 +139,12 @@ def tools_layer() -> bytes:
     layer.link("usr/local/bin/python3", version)
     libraries |= needed(str(python))
     stdlib = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(stdlib.rglob("*")):
-        inside = path.relative_to(stdlib)
-        if path.is_file() and not set(inside.parts) & set(LEFT_OUT) and "config-" not in str(inside):
-            layer.file(f"usr/local/lib/{version}/{inside}", path.read_bytes(), 0o755)
-            if path.suffix == ".so":
-                libraries |= needed(str(path))
+    for module in sorted(stdlib.rglob("*")):
+        inside = module.relative_to(stdlib)
+        if module.is_file() and not set(inside.parts) & set(LEFT_OUT) and "config-" not in str(inside):
+            layer.file(f"usr/local/lib/{version}/{inside}", module.read_bytes(), 0o755)
+            if module.suffix == ".so":
+                libraries |= needed(str(module))
     for library in sorted(libraries):
         layer.file(library.lstrip("/"), Path(library).read_bytes(), 0o755)
     return layer.data()
@@ -201,7 +201,7 @@ def answers(engine: str) -> bool:
 
 def load(engine: str, archive: bytes) -> None:
     with closing(client(engine)) as api:
-        for message in api.load_image(archive) or ():
+        for message in api.load_image(archive) or ():  # type: ignore[no-untyped-call]
             assert "error" not in message, message
 
 

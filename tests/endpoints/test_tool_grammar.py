@@ -8,46 +8,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from endpoints.tool_grammar import Thinking, argument_schema, call_grammar
+from endpoints.tool_grammar import argument_schema, call_grammar
 
 Json = dict[str, Any]
 COMMAND: Json = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 
 
-def start_of(tools: dict[str, Json], thinking: Thinking, text: bool) -> str:
-    return call_grammar(tools, thinking=thinking, text=text).rstrip("\n").rpartition("\n")[2]
+def start_of(tools: dict[str, Json], step: int, text: bool) -> str:
+    return call_grammar(tools, step=step, text=text).rstrip("\n").rpartition("\n")[2]
 
 
-@pytest.mark.parametrize(
-    ("thinking", "text", "start"),
-    [
-        ("none", True, "start: call | text"),
-        ("none", False, "start: call"),
-        ("plan", True, "start: plan (call | text)"),
-        ("plan", False, "start: plan call"),
-        ("next", True, "start: next call | done text"),
-        ("next", False, "start: next call"),
-    ],
-)
-def test_what_may_be_written(thinking: Thinking, text: bool, start: str) -> None:
-    assert start_of({"terminal": COMMAND}, thinking, text) == start
+def test_without_thinking_it_is_a_call_or_text() -> None:
+    assert start_of({"terminal": COMMAND}, 0, text=True) == "start: (call0) | text"
+    assert start_of({"terminal": COMMAND}, 0, text=False) == "start: (call0)"
 
 
-@pytest.mark.parametrize("thinking", ["none", "plan", "next"])
-def test_without_tools_it_is_text(thinking: Thinking) -> None:
-    assert start_of({}, thinking, text=True) == "start: text"
+def test_the_first_step_begins_with_a_list_of_steps() -> None:
+    call, answer = start_of({"terminal": COMMAND}, 1, text=True).split(" | ")
+    assert call.startswith(r'start: "<think>\n1. " line ')
+    assert call.endswith(r'"\n</think>\n" (call0)')
+    assert answer == r'"<think>\nNo tool is needed.\n</think>\n" text'
+
+
+def test_a_later_step_names_itself_or_says_that_all_is_done() -> None:
+    tools = {"terminal": COMMAND, "read_file": COMMAND}
+    call = start_of(tools, 3, text=False)
+    assert call == r'start: "<think>\nStep 3: " line "\n</think>\n" (call0 | call1)'
+    answer = start_of(tools, 3, text=True).removeprefix(call)
+    assert answer == r' | "<think>\nAll steps are done.\n</think>\n" text'
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_without_tools_it_is_text(step: int) -> None:
+    assert start_of({}, step, text=True) == start_of({}, step, text=False) == "start: text"
 
 
 def test_one_rule_a_tool() -> None:
-    grammar = call_grammar({"terminal": COMMAND, 'odd"name': {}}, thinking="none", text=True)
+    grammar = call_grammar({"terminal": COMMAND, 'odd"name': {}}, step=0, text=True)
     assert grammar.startswith("%llguidance {}\n")
     assert r'call0: "{\"name\": \"terminal\", \"arguments\": " arguments0 "}"' in grammar
     assert r'call1: "{\"name\": \"odd\\\"name\", \"arguments\": " arguments1 "}"' in grammar
-    assert "\ncall: call0 | call1\n" in grammar
+    assert grammar.endswith("\nstart: (call0 | call1) | text\n")
 
 
 def text_rule() -> re.Pattern[str]:
-    grammar = call_grammar({}, thinking="none", text=True)
+    grammar = call_grammar({}, step=0, text=True)
     rule = next(line for line in grammar.split("\n") if line.startswith("text: "))
     return re.compile(rule.removeprefix("text: /").removesuffix("/").replace(r"\p{L}", "A-Za-z\u00c0-\uffff"))
 
@@ -138,6 +143,6 @@ JSON_VALUES = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=5), JSON_VALUES, max_size=3))
 def test_any_schema_makes_a_grammar_of_whole_lines(schema: Json) -> None:
-    grammar = call_grammar({"a\nb": schema, "c": COMMAND}, thinking="next", text=True)
+    grammar = call_grammar({"a\nb": schema, "c": COMMAND}, step=2, text=True)
     arguments = [line for line in grammar.split("\n") if line.startswith("arguments")]
     assert [json.loads(line.partition("%json ")[2])["type"] for line in arguments] == ["object", "object"]

@@ -114,20 +114,21 @@ def test_without_tools_nothing_is_added() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "thinking"),
+    ("messages", "step"),
     [
-        ([PROMPT], "plan"),
-        ([PROMPT, *called("ls")], "next"),
-        ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, PROMPT], "plan"),
+        ([PROMPT], 1),
+        ([PROMPT, *called("ls")], 2),
+        ([PROMPT, *called("ls"), *called("pwd", 2)], 3),
+        ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, PROMPT], 1),
     ],
 )
-def test_it_thinks_before_it_acts(messages: list[Json], thinking: str) -> None:
-    assert offer(asked(*messages)).thinking == thinking
-    assert offer(asked(*messages, reasoning_effort="none")).thinking == "none"
+def test_steps_are_counted_from_the_prompt(messages: list[Json], step: int) -> None:
+    assert offer(asked(*messages)).step == step
+    assert offer(asked(*messages, reasoning_effort="none")).step == 0
 
 
 def test_tool_choice() -> None:
-    assert offer(asked(PROMPT, tool_choice="none")) == Offer({}, text=True, thinking="plan")
+    assert offer(asked(PROMPT, tool_choice="none")) == Offer({}, text=True, step=1)
     assert offer(asked(PROMPT, tool_choice="required")).text is False
     named = offer(asked(PROMPT, tool_choice={"type": "function", "function": {"name": "read_file"}}))
     assert (set(named.tools), named.text) == ({"read_file"}, False)

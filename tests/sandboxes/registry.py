@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -61,52 +62,47 @@ class Registry:
         return f"127.0.0.1:{self.port}/{name}"
 
 
-def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    registry: Registry
 
-        def do_GET(self) -> None:
-            if registry.password and self.headers.get("Authorization") != basic("user", registry.password):
-                self.answer(
-                    401, error("UNAUTHORIZED", "authentication required"), {"WWW-Authenticate": 'Basic realm="x"'}
-                )
-                return
-            _, _, name, kind, reference = (
-                ["", "", *self.path.removeprefix("/v2/").rsplit("/", 2)] if self.path != "/v2/" else [""] * 5
-            )
-            if not kind:
-                self.answer(200, b"{}", {})
-            elif kind == "blobs":
-                self.answer(200, registry.blobs[reference], {"Content-Type": "application/octet-stream"})
-            else:
-                self.manifest(name, reference)
+    def do_GET(self) -> None:
+        password = self.registry.password
+        if password and self.headers.get("Authorization") != basic("user", password):
+            problem = error("UNAUTHORIZED", "authentication required")
+            self.answer(401, problem, {"WWW-Authenticate": 'Basic realm="private"'})
+        elif match := re.fullmatch(r"/v2/(.+)/manifests/(.+)", self.path):
+            self.manifest(match[1], match[2])
+        elif match := re.fullmatch(r"/v2/.+/blobs/(.+)", self.path):
+            self.answer(200, self.registry.blobs[match[1]], {"Content-Type": "application/octet-stream"})
+        else:
+            self.answer(200, b"{}", {})
 
-        do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
-        def manifest(self, name: str, reference: str) -> None:
-            by_digest = {digest(data): data for data in registry.images.values()}
-            found = by_digest.get(reference) or registry.images.get(f"{name}:{reference}")
-            if not reference.startswith("sha256:"):
-                registry.asked[f"{name}:{reference}"] += 1
-                registry.closing.wait(registry.pause_seconds)
-            if found is None:
-                self.answer(404, error("MANIFEST_UNKNOWN", "manifest unknown"), {})
-            else:
-                self.answer(200, found, {"Content-Type": MANIFEST, "Docker-Content-Digest": digest(found)})
+    def manifest(self, name: str, reference: str) -> None:
+        by_digest = {digest(data): data for data in self.registry.images.values()}
+        found = by_digest.get(reference) or self.registry.images.get(f"{name}:{reference}")
+        if not reference.startswith("sha256:"):
+            self.registry.asked[f"{name}:{reference}"] += 1
+            self.registry.closing.wait(self.registry.pause_seconds)
+        if found is None:
+            self.answer(404, error("MANIFEST_UNKNOWN", "manifest unknown"), {})
+        else:
+            self.answer(200, found, {"Content-Type": MANIFEST, "Docker-Content-Digest": digest(found)})
 
-        def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            base = {"Content-Type": "application/json", "Docker-Distribution-Api-Version": "registry/2.0"}
-            for key, value in {**base, **headers, "Content-Length": str(len(body))}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        base = {"Content-Type": "application/json", "Docker-Distribution-Api-Version": "registry/2.0"}
+        for key, value in {**base, **headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    return Handler
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
 
 
 def basic(user: str, password: str) -> str:
@@ -120,7 +116,8 @@ def error(code: str, message: str) -> bytes:
 @contextmanager
 def serving(password: str = "") -> Iterator[Registry]:
     registry = Registry(password=password)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(registry))
+    handler = type("Handler", (Handler,), {"registry": registry})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     registry.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -81,24 +81,28 @@ class TestHowItIsMade:
             in labels["batch-runner.machine"]
         )
 
-    def test_limits_of_the_users(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_limits_of_the_users(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERMINAL_CONTAINER_CPU", "0.5")
         monkeypatch.setenv("TERMINAL_CONTAINER_MEMORY", "256")
         host = look("docker")["HostConfig"]
         assert (host["NanoCpus"], host["Memory"]) == (500_000_000, 256 << 20)
 
-    def test_no_limits(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_no_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("CPU", "MEMORY", "DISK"):
             monkeypatch.setenv(f"TERMINAL_CONTAINER_{name}", "0")
         host = look("docker")["HostConfig"]
         assert (host["NanoCpus"], host["Memory"]) == (0, 0)
 
-    def test_more_processors_than_there_are(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_more_processors_than_there_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERMINAL_CONTAINER_CPU", "4096")
         with api() as client:
             assert look("docker")["HostConfig"]["NanoCpus"] == client.info()["NCPU"] * 1_000_000_000
 
-    def test_volumes_the_user_asks_for(self, docker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_volumes_the_user_asks_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").write_text("of the host")
         monkeypatch.setenv("TERMINAL_DOCKER_VOLUMES", f'["{tmp_path}:/data:ro"]')
         assert output("cat /data/file; touch /data/x 2>/dev/null || echo no") == "of the hostno\n"
@@ -130,13 +134,15 @@ class TestEnvironment:
         assert shown == "/opt/x:/bin|C.UTF-8|a 'b' $c|/var|/root\n"
         assert unset == "x none\n"
 
-    def test_the_users(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_the_users(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FORWARDED", "from the host")
         monkeypatch.setenv("TERMINAL_DOCKER_FORWARD_ENV", '["FORWARDED"]')
         monkeypatch.setenv("TERMINAL_DOCKER_ENV", '{"SET": "here", "BOTH": "user"}')
         assert output('echo "$FORWARDED, $SET, $BOTH"', env={"BOTH": "sample"}) == "from the host, here, sample\n"
 
-    def test_a_name_that_no_shell_can_hold(self, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_a_name_that_no_shell_can_hold(self) -> None:
         with pytest.raises(SandboxError, match="'A B' cannot be the name of a variable"):
             output("true", env={"A B": "x"})
 
@@ -150,13 +156,15 @@ class TestFirstFolder:
         ("cwd", "folder"),
         [("/app", "/app"), ("/a/b c/$d'", "/a/b c/$d'"), ("sub", "/workspace/sub"), ("~", "/root"), ("~/x", "/root/x")],
     )
-    def test_the_samples(self, cwd: str, folder: str, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_the_samples(self, cwd: str, folder: str) -> None:
         assert output("pwd; touch made", cwd=cwd) == f"{folder}\n"
 
     @pytest.mark.parametrize(
         ("setting", "folder"), [(".", "/workspace"), ("/home/me/proj", "/workspace"), ("/srv/app", "/srv/app")]
     )
-    def test_the_users(self, setting: str, folder: str, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_the_users(self, setting: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERMINAL_CWD", setting)
         assert output("pwd") == f"{folder}\n"
         assert output("pwd", cwd="/app") == "/app\n"
@@ -169,8 +177,9 @@ class TestFirstFolder:
             assert output("pwd", image=name, cwd="/app") == "/app\n"
             assert output("pwd", image=name, cwd="sub") == "/testbed/sub\n"
 
-    def test_one_that_cannot_be(self, docker: None) -> None:
-        with pytest.raises(SandboxError, match="did not start.*[Nn]ot a directory"):
+    @pytest.mark.usefixtures("docker")
+    def test_one_that_cannot_be(self) -> None:
+        with pytest.raises(SandboxError, match=r"did not start.*[Nn]ot a directory"):
             output("pwd", cwd="/etc/passwd/x")
         assert ours() == []
 
@@ -185,7 +194,8 @@ class TestEnd:
         assert run(body) == 1
         assert ours(engine) == []
 
-    def test_no_descriptor_is_kept(self, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_no_descriptor_is_kept(self) -> None:
         backend = DockerBackend()
 
         async def body(sandbox: Sandbox) -> None:
@@ -199,7 +209,8 @@ class TestEnd:
         assert wait_until(lambda: descriptors() <= before)
 
     @pytest.mark.parametrize("delay", [0, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5])
-    def test_cancelled_while_it_is_made(self, delay: float, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_cancelled_while_it_is_made(self, delay: float) -> None:
         async def main() -> float:
             opening = asyncio.create_task(DockerBackend().open(SPEC))
             await asyncio.sleep(delay)
@@ -213,7 +224,8 @@ class TestEnd:
         assert asyncio.run(main()) < 3
         assert ours() == []
 
-    def test_many_at_once(self, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_many_at_once(self) -> None:
         backend = DockerBackend()
 
         async def one(number: int) -> str:
@@ -229,7 +241,8 @@ class TestEnd:
         assert asyncio.run(main()) == [f"{number}\n" for number in range(12)]
         assert ours() == []
 
-    def test_the_loop_is_never_blocked(self, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_the_loop_is_never_blocked(self) -> None:
         longest = 0.0
 
         async def watch() -> None:
@@ -270,7 +283,8 @@ class TestDeath:
 
         run(body)
 
-    def test_of_the_memory_is_the_commands_own(self, docker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_of_the_memory_is_the_commands_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERMINAL_CONTAINER_MEMORY", "64")
         first, second = exec_all("echo part; tail /dev/zero", "echo next", timeout_seconds=MINUTE)
         assert (first.exit_code, first.output.startswith("part\n")) == (137, True)
@@ -311,7 +325,8 @@ class TestOwner:
             owner.kill()
         assert wait_until(lambda: not owned(engine), GONE_SECONDS)  # without anybody's help
 
-    def test_stopped_for_a_while(self, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_stopped_for_a_while(self) -> None:
         with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
             assert owner.stdout
             assert owner.stdout.readline() == "ready\n"
@@ -361,7 +376,8 @@ class TestFiles:
         assert engine
 
     @pytest.mark.parametrize("size", [0, 1, 1000, 65_536, 65_537, 300_000])
-    def test_every_size(self, size: int, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_every_size(self, size: int) -> None:
         every_byte = bytes(range(256))
         data = (every_byte * (size // 256 + 1))[:size]
 
@@ -384,10 +400,11 @@ class TestFiles:
         run(body)
         assert engine
 
-    def test_what_cannot_be_written(self, docker: None) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_what_cannot_be_written(self) -> None:
         async def body(sandbox: Sandbox) -> None:
             for data in (b"small", b"x" * 500_000):
-                with pytest.raises(SandboxFileError, match="/proc/version|directory"):
+                with pytest.raises(SandboxFileError, match=r"/proc/version|directory"):
                     await sandbox.write_file("/proc/version/x", data)
                 with pytest.raises(SandboxFileError, match="Is a directory"):
                     await sandbox.write_file("/etc", data)

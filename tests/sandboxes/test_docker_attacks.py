@@ -138,7 +138,6 @@ class TestOthers:
             try:
                 with pytest.raises(SandboxError):
                     await bad.exec("kill -9 -1; sleep 5", timeout_seconds=MINUTE)
-                    await bad.exec("echo next", timeout_seconds=MINUTE)
                 return (await good.exec("echo fine", timeout_seconds=MINUTE)).output
             finally:
                 await asyncio.gather(bad.close(), good.close())
@@ -164,7 +163,7 @@ class TestPoorImages:
     """Semantics are the same whatever there is inside."""
 
     COMMANDS = (
-        "cd /tmp && export A='x y'; exit 3",
+        "cd /usr && export A='x y'; exit 3",
         'pwd; echo "$A"; sleep 1000.62 & echo started',
         'read x; echo "[$x]"',
         "echo part; sleep 1000.62",
@@ -177,7 +176,7 @@ class TestPoorImages:
         layer = engines.busybox_layer(without=missing)
         with image("localhost/batch-runner-tests/poor:1", layer, {"User": user}) as name:
             results = exec_all(*self.COMMANDS, timeout_seconds=2, image=name)
-        assert [result.output for result in results] == ["", "/tmp\nx y\nstarted\n", "[]\n", "part\n", "next\n"]
+        assert [result.output for result in results] == ["", "/usr\nx y\nstarted\n", "[]\n", "part\n", "next\n"]
         assert [result.exit_code for result in results] == [3, 0, 0, 124, 0]
 
     def test_files_of_a_user(self) -> None:

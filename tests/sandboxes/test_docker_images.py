@@ -14,7 +14,7 @@ import pytest
 from sandboxes.base import SandboxError
 from sandboxes.docker import DockerBackend
 from tests import engines
-from tests.sandboxes.containers import api, image, output, ours, use
+from tests.sandboxes.containers import api, image, ours, output, use
 from tests.sandboxes.registry import Registry, basic, serving
 
 pytestmark = pytest.mark.docker
@@ -89,7 +89,7 @@ class TestThatArePulled:
         assert registry.asked["some/image:1"] in (1, 2)
 
     def test_with_the_users_credentials(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with serving(password="private") as registry:
+        with serving("private") as registry:
             name = registry.add("some/image:1", engines.busybox_layer())
             assert "no basic auth credentials" in refusal(name)
             auth = basic("user", "private").removeprefix("Basic ")

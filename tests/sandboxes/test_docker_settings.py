@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.base import SandboxError
+from sandboxes import BACKENDS
+from sandboxes.base import ImageBackend, SandboxError
 from sandboxes.docker import DockerBackend
 from sandboxes.docker_settings import DEFAULT_IMAGE, Settings, SettingsError
 from tests.sandboxes.containers import SPEC
@@ -120,3 +121,8 @@ class TestWithoutAnEngine:
         monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
         monkeypatch.setenv(name, value)
         assert "a unix or a plain tcp socket" in DockerBackend().unavailable()
+
+
+def test_it_is_a_backend_with_images() -> None:
+    assert isinstance(BACKENDS["docker"], ImageBackend)
+    assert not isinstance(BACKENDS["local"], ImageBackend)
