@@ -23,11 +23,11 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a model may write zeros without end
 # Text: no line begins with <, or with { and a quotation mark, where a made-up result or a sham call would be.
 _TEXT = r"/[\p{L}0-9\x22\x2f'*#$(.-][^\n]*(\n+([^{<`\n][^\n]*|```\w*|\{([^\x22\n][^\n]*)?))*\n*/"
-# First person and future: a plan. Left free, the model gives advice to the user instead.
+# How a thought begins decides what follows it. These are the model's own beginnings: where a step is left, it is by far
+# most likely to say "I"; where none is, "The" or "Now". Left free, it gives advice to the user instead.
 _PLAN = r'"<think>\nI will " /[^<{\n]{10,240}/ "\n</think>\n"'
-_NEXT = r'"<think>\nNext, I will " /[^<{\n]{10,240}/ "\n</think>\n"'
 _NO_TOOL = r'"<think>\nNo tool is needed.\n</think>\n"'
-_DONE = r'"<think>\nAll steps are done.\n</think>\n"'
+_FOUND = r'"<think>\n" ("The " | "Now I know ") /[^<{\n]{5,240}/ "\n</think>\n"'
 
 
 def call_grammar(tools: Mapping[str, Schema], *, step: int, text: bool) -> str:
@@ -45,8 +45,8 @@ def call_grammar(tools: Mapping[str, Schema], *, step: int, text: bool) -> str:
     call = f"({' | '.join(f'call{number}' for number in range(len(tools)))})"
     answer = "text"
     if step and tools:
-        call = f"{_PLAN if step == 1 else _NEXT} {call}"
-        answer = f"{_NO_TOOL if step == 1 else _DONE} text"
+        call = f"{_PLAN} {call}"
+        answer = f"{_NO_TOOL if step == 1 else _FOUND} text"
     choices = ([call] if tools else []) + ([answer] if text or not tools else [])
     return "\n".join(["%llguidance {}", *rules, f"start: {' | '.join(choices)}", ""])
 

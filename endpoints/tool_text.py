@@ -7,7 +7,7 @@ Pure; in front of the prompt nothing varies from one rollout to the next, so the
 Rules that change what the model may say, because small models do not plan or stop by themselves:
 
 * It thinks first, in a <think> block, which comes back as ``reasoning_content``: what it will do, and then it makes a
-  call, or that no tool is needed or all steps are done, and then it answers. Not with reasoning_effort none.
+  call, or that no tool is needed, or what it found, and then it answers. Not with reasoning_effort none.
 * After ``MAX_CALLS`` calls since the prompt, or once it has made the same call twice, it may only write text.
 * Tools of ``TOO_HARD`` are not offered, and of a tool with required arguments only those: it gets lost in the rest.
 """

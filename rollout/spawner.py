@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -32,6 +33,7 @@ from rollout.secrecy import without_secrets
 WORKER_EXIT_SECONDS = 3.5  # what workers get to close their sandboxes once the parent has let go of them
 _ROOT = Path(__file__).resolve().parent.parent
 _MESSAGE_BYTES = 4096
+_OPEN_FILES = 16_384  # a rollout that is busy has about seven, and a worker has hundreds of rollouts
 
 
 @dataclass
@@ -158,7 +160,8 @@ def _become_worker(descriptor: int) -> None:
         code = 0
     finally:
         # No finalizers of the spawner's may run in a fork of it.
-        sys.stderr.flush()
+        with suppress(OSError):  # the log's disk may be full
+            sys.stderr.flush()
         os._exit(code)
 
 
@@ -166,11 +169,19 @@ def _leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
     """Pass over what is sent to all processes of a run. Not ignored: commands in sandboxes would inherit that."""
 
 
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main() -> None:
     """Run the spawner on the control socket whose number is the last argument."""
     faulthandler.enable()  # what crashes leaves a trace in the run's log
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave_it_to_the_parent)
+    _allow_open_files()
     gc.disable()  # saves a tenth of the imports; what they made is then kept out of every later collection
     import rollout.worker as _worker  # noqa: PLC0415 - this is the import that is paid once
 

@@ -88,8 +88,9 @@ class Worker:
         """End the process when not even a failure could be recorded: that is how the parent hears of it."""
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            traceback.print_exception(error)
-            sys.stderr.flush()
+            with suppress(OSError):  # the log's disk may be full
+                traceback.print_exception(error)
+                sys.stderr.flush()
             os._exit(1)
 
     def log(self, level: str, text: str) -> None:

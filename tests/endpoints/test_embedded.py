@@ -195,7 +195,7 @@ def test_a_task_from_the_prompt_to_the_answer(model: openai.OpenAI) -> None:
     choice = answer["choices"][0]
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["reasoning_content"].startswith("1. ")
+    assert choice["message"]["reasoning_content"].startswith("I will ")
     assert "uname" in json.loads(call["function"]["arguments"])["command"]
     assert answer["usage"]["prompt_tokens"] > 100
     assert answer["usage"]["completion_tokens"] > 10

@@ -454,6 +454,7 @@ def test_the_process_tells_a_mistake(tmp_path: Path, content: str, words: str) -
     path = tmp_path / "replies.jsonl"
     path.write_text(content, encoding="utf-8")
     with start(str(path)) as process:
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 2
+        assert process.stdout is not None
+        output = process.stdout.read()  # communicate would close its stdin, at which it ends whatever it does
+        assert process.wait(PATIENCE_SECONDS) == 2
     assert words in json.loads(output)["error"]

@@ -23,19 +23,21 @@ def test_without_thinking_it_is_a_call_or_text() -> None:
     assert start_of({"terminal": COMMAND}, 0, text=False) == "start: (call0)"
 
 
-def test_the_first_step_begins_with_a_list_of_steps() -> None:
+def test_the_first_step_plans_or_says_that_no_tool_is_needed() -> None:
     call, answer = start_of({"terminal": COMMAND}, 1, text=True).split(" | ")
-    assert call.startswith(r'start: "<think>\n1. " line ')
+    assert call.startswith(r'start: "<think>\nI will " /')
     assert call.endswith(r'"\n</think>\n" (call0)')
     assert answer == r'"<think>\nNo tool is needed.\n</think>\n" text'
 
 
-def test_a_later_step_names_itself_or_says_that_all_is_done() -> None:
+def test_a_later_step_plans_or_says_what_it_found() -> None:
     tools = {"terminal": COMMAND, "read_file": COMMAND}
     call = start_of(tools, 3, text=False)
-    assert call == r'start: "<think>\nStep 3: " line "\n</think>\n" (call0 | call1)'
+    assert call.startswith(r'start: "<think>\nI will " /')
+    assert call.endswith("(call0 | call1)")
     answer = start_of(tools, 3, text=True).removeprefix(call)
-    assert answer == r' | "<think>\nAll steps are done.\n</think>\n" text'
+    assert answer.startswith(r' | "<think>\n" ("The " | "Now I know ") /')
+    assert answer.endswith(" text")
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])

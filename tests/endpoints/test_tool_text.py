@@ -65,10 +65,12 @@ def test_what_stands_in_front_of_the_prompt_is_the_same_for_all() -> None:
     assert one[0] == other[0]
 
 
-def test_optional_numbers_and_switches_are_not_shown() -> None:
-    assert '"workdir"' in fold(asked(PROMPT))[0]["content"]
-    assert '"timeout"' not in fold(asked(PROMPT))[0]["content"]
-    assert set(offer(asked(PROMPT)).tools["terminal"]["properties"]) == {"command", "workdir"}
+def test_only_required_arguments_are_shown_if_there_are_any() -> None:
+    free = tool("patch", mode={"type": "string"}, path={"type": "string"})
+    request = asked(PROMPT, tools=[TERMINAL, free])
+    assert set(offer(request).tools["terminal"]["properties"]) == {"command"}
+    assert set(offer(request).tools["patch"]["properties"]) == {"mode", "path"}
+    assert '"timeout"' not in fold(request)[0]["content"]
 
 
 def test_tools_that_are_too_hard_are_not_offered_unless_there_is_no_other() -> None:

@@ -91,7 +91,7 @@ def test_a_disk_that_is_full_in_the_middle_of_the_checkpoint(place: Workplace, d
     prompts = [f"question {number}" for number in range(6)]
     place.dataset(prompts)
     with (
-        ScriptedEndpoint([answer("1", delay_seconds=1)]) as endpoint,
+        ScriptedEndpoint([answer("1", delay_seconds=0.4)]) as endpoint,
         ending(place.start(endpoint.base_url, batch_size=3, concurrency=1)) as process,
     ):
         wait_until((place.run_dir() / "batch_0.jsonl").exists, "the first row is there")
@@ -145,7 +145,7 @@ def test_a_disk_without_inodes(place: Workplace, disk: Path) -> None:
 def test_a_folder_that_turns_read_only(place: Workplace, disk: Path) -> None:
     prompts = [f"question {number}" for number in range(6)]
     place.dataset(prompts)
-    with ScriptedEndpoint([answer("1", delay_seconds=0.5)]) as endpoint:
+    with ScriptedEndpoint([answer("1", delay_seconds=0.3)]) as endpoint:
         with ending(place.start(endpoint.base_url, concurrency=1)) as process:
             wait_until((place.run_dir() / "batch_1.jsonl").exists, "a batch is done")
             subprocess.run(["mount", "--bind", disk, disk], check=True)
@@ -162,7 +162,7 @@ def test_a_folder_that_is_removed(place: Workplace) -> None:
     prompts = [f"question {number}" for number in range(6)]
     place.dataset(prompts)
     with (
-        ScriptedEndpoint([answer("1", delay_seconds=0.5)]) as endpoint,
+        ScriptedEndpoint([answer("1", delay_seconds=0.3)]) as endpoint,
         ending(place.start(endpoint.base_url, concurrency=1)) as process,
     ):
         wait_until((place.run_dir() / "batch_1.jsonl").exists, "a batch is done")
@@ -210,20 +210,20 @@ def slow_disk(place: Workplace, tmp_path: Path, milliseconds: int) -> None:
 @pytest.mark.slow
 def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_path: Path) -> None:
     """Rows that arrive together are saved together."""
-    slow_disk(place, tmp_path, 400)
+    slow_disk(place, tmp_path, 300)
     prompts = [f"question {number:02}" for number in range(40)]
     place.dataset(prompts)
     with ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint:
         started = time.monotonic()
         ended = place.run(endpoint.base_url, batch_size=20, concurrency=10)
-        assert time.monotonic() - started < 0.4 * len(prompts)
+        assert time.monotonic() - started < 0.3 * len(prompts)
     assert ended.code == 0
     assert whole_rows(place) == prompts
 
 
 @pytest.mark.slow
 def test_an_interrupt_on_a_slow_disk(place: Workplace, tmp_path: Path) -> None:
-    slow_disk(place, tmp_path, 700)
+    slow_disk(place, tmp_path, 500)
     place.dataset([f"question {number:02}" for number in range(40)])
     with (
         ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint,

@@ -49,7 +49,7 @@ def kill_again_and_again(place: Workplace, endpoint: ScriptedEndpoint, kills: in
     for attempt in range(kills):
         before = len(endpoint.requests)
         with ending(place.start(endpoint.base_url, resume=attempt > 0, **FLAGS)) as process:
-            time.sleep(dice.uniform(0.4, 1.8))
+            time.sleep(dice.uniform(0.3, 1.5))
             process.kill()
             process.communicate()
         assert_gone(below_me)

@@ -159,7 +159,7 @@ def test_as_many_samples_are_done_as_the_rows_allow(
 @given(samples_strategy, st.integers(0, 1000))
 def test_no_order_of_the_lines_makes_a_finished_run_run_again(samples: list[Asked], seed: int) -> None:
     rows = [a_row(index, prompt, image=image, cwd=cwd) for index, (prompt, image, cwd) in enumerate(samples)]
-    shuffled = random.Random(seed).sample(samples, len(samples))  # noqa: S311 - a permutation
+    shuffled = random.Random(seed).sample(samples, len(samples))
     found = match(shuffled, rows)
     assert list(found.pending()) == []
     assert list(found.orphans) == []
@@ -185,5 +185,5 @@ def test_interrupted_and_resumed_over_and_over_every_sample_runs_once(
 @given(samples_strategy, st.lists(st.booleans(), min_size=8, max_size=8), st.integers(0, 1000))
 def test_the_originals_rows_are_found_in_any_order_too(samples: list[Asked], done: list[bool], seed: int) -> None:
     rows = [an_original_row(index, samples[index][0]) for index in range(len(samples)) if done[index]]
-    shuffled = random.Random(seed).sample(samples, len(samples))  # noqa: S311 - a permutation
+    shuffled = random.Random(seed).sample(samples, len(samples))
     assert len(match(shuffled, rows).pending()) == len(samples) - len(rows)

@@ -113,13 +113,13 @@ class TestStream:
     @settings(max_examples=40, deadline=None)
     @given(FRAMES, CUTS, st.integers(0, 30))
     def test_streams_are_taken_apart(self, frames: list[tuple[int, bytes]], places: list[int], early: int) -> None:
-        data = b"".join(frame(stream, payload) for stream, payload in frames)
+        data = b"".join(frame(of, payload) for of, payload in frames)
 
         def body(_: ContainerStream, there: socket.socket) -> None:
             for piece in cut(data[early:], places):
                 there.sendall(piece)
 
-        expected = tuple(b"".join(payload for stream, payload in frames if stream == number) for number in (1, 2))
+        expected = tuple(b"".join(payload for of, payload in frames if of == number) for number in (1, 2))
         assert streamed(body, data[:early]) == (*expected, 1)
 
     def test_a_flood_is_held_back(self) -> None:

@@ -61,16 +61,17 @@ class TestHowItIsMade:
             assert sorted(host["CapAdd"]) == ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"]
             assert host["NanoCpus"] == 1_000_000_000
 
-    def test_capabilities_inside(self, engine: str) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_capabilities_inside(self) -> None:
         status = output("grep -E 'Cap|NoNewPrivs' /proc/self/status")
         values = dict(line.split(":\t") for line in status.splitlines())
         few = 0b11101011  # CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID by their numbers
         assert int(values["CapEff"], 16) == int(values["CapBnd"], 16) == few
         assert values["NoNewPrivs"] == "1"
-        assert engine
 
-    def test_labels(self, engine: str) -> None:
-        labels = look(engine)["Config"]["Labels"]
+    @pytest.mark.usefixtures("docker")
+    def test_labels(self) -> None:
+        labels = look("docker")["Config"]["Labels"]
         stat = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         assert labels["batch-runner.run"] == "tests"
         assert labels["batch-runner.rollout"] == "r-1"
@@ -107,13 +108,13 @@ class TestHowItIsMade:
         monkeypatch.setenv("TERMINAL_DOCKER_VOLUMES", f'["{tmp_path}:/data:ro"]')
         assert output("cat /data/file; touch /data/x 2>/dev/null || echo no") == "of the hostno\n"
 
-    def test_network(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cards = "cut -d: -f1 /proc/net/dev | tail -n +3 | tr -d ' ' | sort | xargs"
         assert output(cards).split() != ["lo"]
         assert output(cards, network=False) == "lo\n"
         monkeypatch.setenv("TERMINAL_DOCKER_NETWORK", "false")
         assert output(cards) == "lo\n"
-        assert engine
 
 
 class TestEnvironment:
@@ -125,10 +126,11 @@ class TestEnvironment:
         assert set(names[-1].split()) <= {"HOME", "OLDPWD", "PATH", "PWD", "SHLVL", "TMPDIR", "_"}
         assert engine
 
-    def test_the_images_own(self, engine: str) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_the_images_own(self) -> None:
         config = {"Env": ["PATH=/opt/x:/bin", "LANG=C.UTF-8", "WITH=a 'b' $c", "odd.name=x", "TMPDIR=/var"]}
         layer = engines.busybox_layer()
-        with image("localhost/batch-runner-tests/env:1", layer, config, engine=engine) as name:
+        with image("localhost/batch-runner-tests/env:1", layer, config) as name:
             shown = output('echo "$PATH|$LANG|$WITH|$TMPDIR|$HOME"', image=name)
             unset = output("unset WITH; export LANG=x", 'echo "$LANG ${WITH-none}"', image=name)
         assert shown == "/opt/x:/bin|C.UTF-8|a 'b' $c|/var|/root\n"
@@ -148,9 +150,9 @@ class TestEnvironment:
 
 
 class TestFirstFolder:
-    def test_workspace(self, engine: str) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_workspace(self) -> None:
         assert output("pwd; touch x && ls") == "/workspace\nx\n"
-        assert engine
 
     @pytest.mark.parametrize(
         ("cwd", "folder"),
@@ -169,10 +171,9 @@ class TestFirstFolder:
         assert output("pwd") == f"{folder}\n"
         assert output("pwd", cwd="/app") == "/app\n"
 
-    def test_the_images(self, engine: str) -> None:
-        with image(
-            "localhost/batch-runner-tests/dir:1", engines.busybox_layer(), {"WorkingDir": "/testbed"}, engine=engine
-        ) as name:
+    @pytest.mark.usefixtures("docker")
+    def test_the_images(self) -> None:
+        with image("localhost/batch-runner-tests/dir:1", engines.busybox_layer(), {"WorkingDir": "/testbed"}) as name:
             assert output("pwd", image=name) == "/testbed\n"
             assert output("pwd", image=name, cwd="/app") == "/app\n"
             assert output("pwd", image=name, cwd="sub") == "/testbed/sub\n"
@@ -388,7 +389,8 @@ class TestFiles:
 
         run(body)
 
-    def test_odd_names(self, engine: str) -> None:
+    @pytest.mark.usefixtures("docker")
+    def test_odd_names(self) -> None:
         names = ["it's", 'say "hi"', "a\nb", "-rf", "--", "$HOME", "`id`", "a b/c d", "é🙂", "\\n", "*", "~x", " "]
 
         async def body(sandbox: Sandbox) -> None:
@@ -398,7 +400,6 @@ class TestFiles:
                 assert await sandbox.read_file(name, max_bytes=10) == f"{index}".encode()
 
         run(body)
-        assert engine
 
     @pytest.mark.usefixtures("docker")
     def test_what_cannot_be_written(self) -> None:

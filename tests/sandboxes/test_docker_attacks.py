@@ -43,6 +43,7 @@ def _docker(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("of", [engines.TOOLS, engines.BUSYBOX])
 def test_after_any_mischief_the_next_command_is_healthy(name: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandboxes.container_job.START_SECONDS", 2)
+    monkeypatch.setattr("sandboxes.command_shell.ANSWER_SECONDS", 1)
 
     async def body(sandbox: Sandbox) -> ExecResult:
         await sandbox.exec("cd /usr; export KEPT=yes", timeout_seconds=MINUTE)
