@@ -24,10 +24,10 @@ _INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a
 # Text: no line begins with <, or with { and a quotation mark, where a made-up result or a sham call would be.
 _TEXT = r"/[\p{L}0-9\x22\x2f'*#$(.-][^\n]*(\n+([^{<`\n][^\n]*|```\w*|\{([^\x22\n][^\n]*)?))*\n*/"
 # How a thought begins decides what follows it. These are the model's own beginnings: where a step is left, it is by far
-# most likely to say "I"; where none is, "The" or "Now". Left free, it gives advice to the user instead.
-_PLAN = r'"<think>\nI will " /[^<{\n]{10,240}/ "\n</think>\n"'
-_NO_TOOL = r'"<think>\nNo tool is needed.\n</think>\n"'
-_FOUND = r'"<think>\n" ("The " | "Now I know ") /[^<{\n]{5,240}/ "\n</think>\n"'
+# most likely to say "I"; where none is, "The" or "Now". "first" and "now" keep it from saying the same thing again.
+_PLANS = {True: r'"<think>\nI will first " sentence', False: r'"<think>\nI will now " sentence'}
+_ANSWERS = {True: r'"<think>\nNo tool is needed.\n</think>\n"', False: r'"<think>\n" ("The " | "Now I know ") sentence'}
+_SENTENCE = r'/[^<{\n]{5,160}/ "\n</think>\n"'
 
 
 def call_grammar(tools: Mapping[str, Schema], *, step: int, text: bool) -> str:
@@ -37,16 +37,16 @@ def call_grammar(tools: Mapping[str, Schema], *, step: int, text: bool) -> str:
     since the prompt, this one included; by what it thinks the model decides between a call and an answer. Step 0 does
     not think.
     """
-    rules = [f"text: {_TEXT}"]
+    rules = [f"text: {_TEXT}", f"sentence: {_SENTENCE}"]
     for number, (name, schema) in enumerate(tools.items()):
         opening = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
         rules.append(f"arguments{number}: %json {json.dumps(argument_schema(schema))}")
         rules.append(f'call{number}: {opening} arguments{number} "}}"')
     call = f"({' | '.join(f'call{number}' for number in range(len(tools)))})"
     answer = "text"
-    if step and tools:
-        call = f"{_PLAN} {call}"
-        answer = f"{_NO_TOOL if step == 1 else _FOUND} text"
+    if step:
+        call = f"{_PLANS[step == 1]} {call}"
+        answer = f"{_ANSWERS[step == 1]} text"
     choices = ([call] if tools else []) + ([answer] if text or not tools else [])
     return "\n".join(["%llguidance {}", *rules, f"start: {' | '.join(choices)}", ""])
 

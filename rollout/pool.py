@@ -5,7 +5,7 @@ as they arrive. It promises that every job it took comes back exactly once, unle
 ``worker_died`` after its second worker is gone too. It writes no file and prints nothing.
 
 A worker that dies takes all its rollouts with it, though at most one of them is to blame. So each is tried again in a
-process of its own, forked for it alone: what kills a worker twice then fails alone, and its neighbours do not notice.
+process of its own: what kills a worker twice then fails alone, and its neighbours do not notice.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Pool:
     log_file: IO[bytes] | int = subprocess.DEVNULL  # where dying workers' last words go
     stopped: bool = False  # set by stop(): nothing more is dispatched
     _workers: dict[int, _Worker] = field(default_factory=dict)
+    _pending: _Jobs = field(default_factory=lambda: _Jobs(iter(())))
     _suspects: deque[Job] = field(default_factory=deque)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _spawner: Spawner | None = None
@@ -131,31 +132,42 @@ class Pool:
 
         Ends when all are done, or after ``stop()`` or an interrupt when nothing runs any more. Raises PoolError.
         """
-        pending = _Peekable(jobs)
+        self._pending = _Jobs(jobs)
         while not self.interrupt.count:
             if reason := self.watch():
                 raise PoolError(reason)
             if not self.stopped:
-                self._dispatch(pending)
-            if not self.in_flight and (self.stopped or not (pending or self._suspects)):
+                self._dispatch()
+                self._dispatch_suspects()
+            if not self.in_flight and (self.stopped or not (self._pending or self._suspects)):
                 return
             yield self._wait(timeout_seconds=1.0)
         yield from self._cancel_all()
 
-    def _dispatch(self, pending: _Peekable) -> None:
+    @property
+    def _may_spawn(self) -> bool:
+        """Not when that has failed again and again, as long as there is any other worker."""
+        return self._stillborn < _MAX_STILLBORN or not self._workers
+
+    def _dispatch(self) -> None:
         crew = [worker for worker in self._workers.values() if not worker.solo]
-        may_spawn = self._stillborn < _MAX_STILLBORN  # else until a living worker has spoken again
-        while pending:
+        while self._pending:
             worker = min(crew, key=lambda each: len(each.jobs), default=None)
-            if may_spawn and (worker is None or (worker.jobs and len(crew) < self.num_workers)):
+            if self._may_spawn and (worker is None or (worker.jobs and len(crew) < self.num_workers)):
                 worker = self._spawn(solo=False)
                 crew.append(worker)
             if worker is None or len(worker.jobs) >= self.per_worker:
                 break
-            self._give(worker, next(pending))
+            self._give(worker, next(self._pending))
+
+    def _dispatch_suspects(self) -> None:
+        """Give each a worker that has nothing else to do, and never will."""
+        idle = [worker for worker in self._workers.values() if worker.spoke and not worker.jobs]
         solos = sum(worker.solo for worker in self._workers.values())
-        while self._suspects and may_spawn and solos < self.num_workers * self.per_worker:
-            self._give(self._spawn(solo=True), self._suspects.popleft())
+        while self._suspects and solos < self.num_workers * self.per_worker and (idle or self._may_spawn):
+            worker = idle.pop() if idle else self._spawn(solo=True)
+            worker.solo = True
+            self._give(worker, self._suspects.popleft())
             solos += 1
 
     def _give(self, worker: _Worker, job: Job) -> None:
@@ -184,7 +196,7 @@ class Pool:
                 if events & selectors.EVENT_READ:
                     outcomes += self._read(key.data)
             elif key.fileobj is self._spawner:
-                self._read_spawner()
+                self._start_spawner()  # it says nothing: it is gone
             else:
                 with suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
@@ -199,10 +211,14 @@ class Pool:
             data = b""
         if not data:
             return self._bury(worker)
-        worker.silent_seconds, worker.spoke, self._stillborn = 0.0, True, 0
+        worker.silent_seconds = 0.0
         outcomes = []
         for frame in worker.buffer.feed(data):
-            if frame.header["type"] == "row":
+            if frame.header["type"] == "ping":
+                worker.pid = frame.header["pid"]
+                if not worker.spoke:
+                    worker.spoke, self._stillborn = True, 0
+            elif frame.header["type"] == "row":
                 job = worker.jobs.pop(frame.header["index"])
                 outcomes.append(Outcome(job, frame.payload, frame.header["summary"]))
             elif frame.header["type"] == "log":
@@ -213,26 +229,29 @@ class Pool:
 
     def _bury(self, worker: _Worker) -> list[Outcome]:
         self._forget(worker)
-        self._stillborn += not worker.spoke
-        if self._stillborn >= _MAX_STILLBORN and not any(each.spoke for each in self._workers.values()):
-            message = f"{_MAX_STILLBORN} workers in a row died while starting; the run's log says why"
-            raise PoolError(message)
+        if not worker.spoke:
+            self._count_stillborn(worker)
+            return []
         if not worker.jobs:
             return []
         names = f"worker {worker.number} (pid {worker.pid})"
         self.on_log({"level": "warning", "text": f"{names} died with {len(worker.jobs)} rollouts in flight"})
-        if not (worker.solo and worker.spoke):
+        if not worker.solo:
             self._suspects.extend(worker.jobs.values())
             return []
         failure = Failure("worker_died", f"the worker process died twice while running this sample ({names})")
         return [Outcome(job, failure=failure) for job in worker.jobs.values()]
 
-    def _read_spawner(self) -> None:
-        report = self._spawner.read() if self._spawner else None
-        if report is None:
-            self._start_spawner()
-        elif worker := self._workers.get(report["number"]):
-            worker.pid = report.get("pid", worker.pid)
+    def _count_stillborn(self, worker: _Worker) -> None:
+        """Take back what it was given and never saw."""
+        (self._suspects if worker.solo else self._pending.returned).extend(worker.jobs.values())
+        self._stillborn += 1
+        if self._stillborn >= _MAX_STILLBORN and not any(each.spoke for each in self._workers.values()):
+            message = f"{_MAX_STILLBORN} workers in a row died while starting; the run's log says why"
+            raise PoolError(message)
+        if self._stillborn == _MAX_STILLBORN:
+            text = f"no more workers can be started; the run goes on with {len(self._workers)}"
+            self.on_log({"level": "warning", "text": text})
 
     def _start_spawner(self) -> None:
         if self._spawner:
@@ -307,17 +326,20 @@ def _starting() -> Iterator[None]:
         raise PoolError(message) from error
 
 
-class _Peekable:
-    """An iterator that can be asked whether it has more; at most one job is taken ahead."""
+class _Jobs:
+    """The jobs to give out: can be asked whether there are more, and takes some back. One is taken ahead at most."""
 
     def __init__(self, jobs: Iterator[Job]) -> None:
+        self.returned: deque[Job] = deque()
         self._jobs = jobs
         self._next = next(jobs, None)
 
     def __bool__(self) -> bool:
-        return self._next is not None
+        return bool(self.returned) or self._next is not None
 
     def __next__(self) -> Job:
+        if self.returned:
+            return self.returned.popleft()
         if self._next is None:
             raise StopIteration
         job, self._next = self._next, next(self._jobs, None)

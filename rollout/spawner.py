@@ -1,19 +1,17 @@
 """A process that has imported what a worker needs once, and forks workers from that.
 
 Importing the openai client takes most of a second; forking takes milliseconds, and the workers share the memory. The
-spawner has no threads and holds nothing of any run: it only forks, reaps, and reports. It ends when its control socket
-is closed, that is, with the parent; its workers then see their own sockets close and end themselves.
+spawner has no threads and holds nothing of any run: it only forks and reaps. It ends when its control socket is closed,
+that is, with the parent; its workers then see their own sockets close and end themselves.
 
-Control socket (SOCK_SEQPACKET): the parent sends ``{"spawn": number}`` with one file descriptor, the worker's socket;
-the spawner answers ``{"number": n, "pid": pid}`` at once and ``{"number": n, "exit": code}`` when that worker is gone,
-``code`` being negative for a signal, as in ``subprocess``.
+Control socket (SOCK_SEQPACKET): the parent sends a worker's number with one file descriptor, the worker's socket. There
+is no answer: a worker tells its pid itself, and its socket closes when it ends or was never born.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import os
 import resource
 import selectors
@@ -26,13 +24,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from rollout.secrecy import without_secrets
 
 WORKER_EXIT_SECONDS = 3.5  # what workers get to close their sandboxes once the parent has let go of them
 _ROOT = Path(__file__).resolve().parent.parent
-_MESSAGE_BYTES = 4096
+_MESSAGE_BYTES = 64
 _OPEN_FILES = 16_384  # a rollout that is busy has about seven, and a worker has hundreds of rollouts
 
 
@@ -69,15 +67,7 @@ class Spawner:
 
     def spawn(self, number: int, worker_socket: socket.socket) -> None:
         """Ask for a worker on this socket. Raises OSError when the spawner is gone."""
-        socket.send_fds(self.control, [json.dumps({"spawn": number}).encode()], [worker_socket.fileno()])
-
-    def read(self) -> dict[str, Any] | None:
-        """Return its next report, or None when it is gone."""
-        try:
-            data = self.control.recv(_MESSAGE_BYTES)
-        except ConnectionError:
-            return None
-        return json.loads(data) if data else None
+        socket.send_fds(self.control, [str(number).encode()], [worker_socket.fileno()])
 
     def close(self) -> None:
         """End the process, after its workers, whose sockets must be closed by now; what does not end is killed."""
@@ -98,31 +88,34 @@ class _Nursery:
 
     def serve(self) -> None:
         self.selector.register(self.control, selectors.EVENT_READ)
-        while self.selector.get_map():
+        has_parent = True
+        while has_parent:
             for key, _ in self.selector.select():
                 if key.fileobj is not self.control:
-                    self._reap(key.fd, *key.data)
+                    self._reap(key.fd, key.data)
                 elif request := self._receive():
                     self._fork(*request)
                 else:
-                    self.selector.unregister(self.control)
-                    self._see_workers_out()
+                    has_parent = False
+        self.selector.unregister(self.control)
+        self._see_workers_out()
 
     def _receive(self) -> tuple[int, int] | None:
         try:
             message, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 1)
         except ConnectionError:
             return None
-        return (json.loads(message)["spawn"], descriptors[0]) if message else None
+        return (int(message), descriptors[0]) if message else None
 
     def _see_workers_out(self) -> None:
         """Wait for the workers, which have lost their parent too; kill what takes too long."""
         deadline = time.monotonic() + WORKER_EXIT_SECONDS
         while self.selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
-                self._reap(key.fd, *key.data)
+                self._reap(key.fd, key.data)
         for key in list(self.selector.get_map().values()):
-            os.kill(key.data[1], signal.SIGKILL)
+            os.kill(key.data, signal.SIGKILL)
+            self._reap(key.fd, key.data)
 
     def _fork(self, number: int, descriptor: int) -> None:
         try:
@@ -136,18 +129,12 @@ class _Nursery:
             self.control.close()
             _become_worker(descriptor)
         os.close(descriptor)
-        self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (number, pid))
-        self._report({"number": number, "pid": pid})
+        self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
 
-    def _reap(self, pidfd: int, number: int, pid: int) -> None:
+    def _reap(self, pidfd: int, pid: int) -> None:
         self.selector.unregister(pidfd)
         os.close(pidfd)
-        _, status = os.waitpid(pid, 0)
-        self._report({"number": number, "exit": os.waitstatus_to_exitcode(status)})
-
-    def _report(self, message: dict[str, int]) -> None:
-        with suppress(OSError):  # the parent is gone, which the next receive will tell
-            self.control.send(json.dumps(message).encode())
+        os.waitpid(pid, 0)
 
 
 def _become_worker(descriptor: int) -> None:

@@ -103,7 +103,7 @@ class Worker:
 
     async def _ping(self) -> None:
         while True:
-            self._send(Frame({"type": "ping"}))
+            self._send(Frame({"type": "ping", "pid": os.getpid()}))
             await asyncio.sleep(PING_SECONDS)
 
     async def _cancel_all(self) -> None:

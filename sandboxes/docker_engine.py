@@ -190,6 +190,7 @@ class Engine:
                     labels=labels,
                     host_config=host,
                     healthcheck={"test": ["NONE"]},
+                    stop_signal="SIGKILL",  # who stops it need not wait
                     use_config_proxy=False,  # it would bring variables of the host
                 )
             except docker_errors.APIError as error:
@@ -263,7 +264,8 @@ def _words(error: Exception) -> str:
     if isinstance(error, docker_errors.APIError) and error.explanation:
         explanation = error.explanation
         return explanation.decode("utf-8", "replace") if isinstance(explanation, bytes) else str(explanation)
-    return str(error)
+    inner = next((item for item in error.args if isinstance(item, Exception)), None)
+    return _words(inner) if inner else str(error)
 
 
 def _undo(running: Future[T], undo: Callable[[T], object]) -> None:

@@ -13,6 +13,7 @@ import platform
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -193,9 +194,11 @@ def client(engine: str) -> docker.APIClient:
 def answers(engine: str) -> bool:
     """Tell whether an engine runs."""
     try:
+        with socket.socket(socket.AF_UNIX) as trial:  # the package leaves a socket behind where nobody listens
+            trial.connect(HOSTS[engine].removeprefix("unix://"))
         with closing(docker.APIClient(HOSTS[engine], version="auto", timeout=5)) as api:
             return bool(api.ping())
-    except (DockerException, requests.RequestException):
+    except (DockerException, requests.RequestException, OSError):
         return False
 
 

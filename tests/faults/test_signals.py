@@ -199,9 +199,9 @@ def test_a_terminal_that_hangs_up_interrupts_the_run(place: Workplace) -> None:
     ours, theirs = pty.openpty()
     with ScriptedEndpoint([terminal("sleep 600")]) as endpoint:
         command = place.command(endpoint.base_url, {})
-        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        words = ["setsid", "--ctty", "--wait", *command]
         process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *command], cwd=place.path, env=place.environ(), **streams
+            words, cwd=place.path, env=place.environ(), stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
         wait_until(lambda: len(sandboxes(place)) == 2, "it works")

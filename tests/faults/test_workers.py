@@ -236,6 +236,35 @@ def test_silence_is_told_from_standing_still(place: Workplace) -> None:
     assert (replaced.code, "worker 1 is stuck; it is killed" in replaced.stderr) == (130, True)
 
 
+@pytest.mark.slow
+def test_a_low_limit_of_open_files_is_raised_where_it_may_be(place: Workplace) -> None:
+    """A shell's own limit is often 1024, which is used up by some hundred and fifty rollouts."""
+    place.dataset([f"question {number}" for number in range(80)])
+    with ScriptedEndpoint([terminal("sleep 0.5; echo 1", delay_seconds=0.5), answer("1")]) as endpoint:
+        command = place.command(endpoint.base_url, {"concurrency": 80, "batch_size": 80})
+        ended = place.ended(place.start_command(["prlimit", "--nofile=256:4096", *command]))
+    assert ended.code == 0, ended.stderr
+
+
+@pytest.mark.slow
+def test_a_program_that_cannot_start_workers_says_so(place: Workplace) -> None:
+    place.dataset([f"question {number}" for number in range(80)])
+    broken = place.path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import os, sys\nif 'rollout.spawner' in str(sys.orig_argv): os._exit(3)\n"
+    )
+    with ScriptedEndpoint([answer("1", delay_seconds=5)]) as endpoint:
+        many = place.command(endpoint.base_url, {"num_workers": 80, "concurrency": 1})
+        too_many = place.ended(place.start_command(["prlimit", "--nofile=40:40", *many]))
+        place.env["PYTHONPATH"] = str(broken)
+        stillborn = place.ended(place.start_command([*many, "--resume"]))
+    for ended, told in ((too_many, "Too many open files"), (stillborn, "5 workers in a row died while starting")):
+        assert (ended.code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
+        assert ended.stderr.startswith("error: ")
+        assert told in ended.stderr
+
+
 HEAVY = terminal("true", content="x", content_chars=10_000_000, prompt="heavy")  # ten of them: a conversation of 100 MB
 LIGHT = answer("1", prompt="light", delay_seconds=0.3)
 

@@ -129,7 +129,7 @@ class TestStream:
             nonlocal sent
             there.settimeout(0.5)
             data = frame(1, bytes(1 << 20))
-            for _ in range(40):
+            for _round in range(40):
                 there.sendall(data)
                 sent += 1
 

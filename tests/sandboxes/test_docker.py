@@ -56,6 +56,7 @@ class TestHowItIsMade:
         assert found["Mounts"] == []
         assert not host["Binds"]
         assert found["Config"]["Hostname"] == "sandbox"
+        assert found["Config"]["StopSignal"] in ("SIGKILL", "9")
         if engine == "docker":  # Podman tells what is left instead
             assert host["CapDrop"] == ["ALL"]
             assert sorted(host["CapAdd"]) == ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"]
