@@ -55,7 +55,7 @@ from rollout.resume import NO_ROW, Match, match_rows
 from rollout.row_index import RowIndex
 from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
 from rollout.samples import DatasetError
-from rollout.secrecy import wipe_proc, without_secrets
+from rollout.secrecy import known_secrets, wipe_proc, without_secrets
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
 from sandboxes import BACKENDS
@@ -101,8 +101,8 @@ class BatchRunner:
         with plan.dataset:
             if own_model := check_endpoint(self.config.base_url, self.config.model):
                 self.config = self.config.model_copy(update={"model": own_model})
-            else:
-                self.console.secrets = (self._api_key(self.config.base_url),)
+            key = self._explicit_key() if own_model else self._api_key(self.config.base_url)
+            self.console.secrets = tuple(known_secrets(os.environ, [key]))
             self._check_run()
             run_dir = RunDir.open(self.config.run_name, resume=self.config.resume)
             with run_dir, self.console.logging_to(run_dir.log_path):
@@ -154,6 +154,7 @@ class BatchRunner:
                     "config": self.config.model_dump(mode="json", exclude={"api_key"}),
                     "base_url": base_url,
                     "api_key": PLACEHOLDER_KEY if endpoint else self._api_key(base_url),
+                    "secrets": self.console.secrets,
                     "distribution": asdict(plan.distribution),
                     "unavailable": plan.unavailable,
                     "sandbox": plan.sandbox,
@@ -196,7 +197,8 @@ class BatchRunner:
         leg.run_dir.write_json(STATISTICS, statistics.to_json(facts), indent=2)
         warnings = [*merged.filtered_rows.lines()]
         if merged.orphans:
-            warnings.append(f"{merged.orphans} rows of prompts that the dataset no longer has are kept")
+            rows_are = "1 row is" if merged.orphans == 1 else f"{merged.orphans} rows are"
+            warnings.append(f"{rows_are} of prompts outside today's dataset: kept in the batch files, not merged")
         return RunReport(
             run_name=self.config.run_name,
             run_dir=leg.run_dir.path,
@@ -222,11 +224,13 @@ class BatchRunner:
 
     def _api_key(self, base_url: str) -> str:
         """Return the key for the endpoint. Raises UsageError."""
-        explicit = self.config.api_key.get_secret_value() if self.config.api_key else None
         try:
-            return api_key_for(host_of(base_url), explicit, os.environ)
+            return api_key_for(host_of(base_url), self._explicit_key(), os.environ)
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+    def _explicit_key(self) -> str:
+        return self.config.api_key.get_secret_value() if self.config.api_key else ""
 
     def _public_config(self) -> dict[str, Any]:
         """Return the config for files: no key, and nothing of what must never be saved."""

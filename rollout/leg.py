@@ -86,7 +86,8 @@ class Leg:
             self.run_dir.save_checkpoint(self.checkpoint)
         if self._hopeless >= HOPELESS_IN_A_ROW and not pool.stopped:
             self.stopped = f"{taken[-1].summary['error_kind']}: {taken[-1].summary['error_message']}"
-            self.console.log("error", f"the endpoint refuses every sample, so no more are sent ({self.stopped})")
+            refused = f"the endpoint refused {HOPELESS_IN_A_ROW} samples in a row"
+            self.console.log("error", f"{refused}, so no more are sent ({self.stopped})")
             pool.stop()
 
     def _with_row(self, outcome: Outcome) -> Outcome:

@@ -44,7 +44,7 @@ class MergeReport:
     fates: Counter[Fate] = field(default_factory=Counter)
     filtered: Counter[str] = field(default_factory=Counter)  # by kind
     filtered_rows: Problems = field(default_factory=Problems)  # which, and why
-    orphans: int = 0  # done, although the dataset no longer has their samples
+    orphans: int = 0  # done, but the dataset no longer has their samples: they stay in the batch files
 
 
 def merge_rows(folder: Path, rows: RowIndex, match: Match, rules: MergeRules) -> MergeReport:
@@ -52,7 +52,7 @@ def merge_rows(folder: Path, rows: RowIndex, match: Match, rules: MergeRules) ->
     report = MergeReport(orphans=len(match.orphans))
     superseded = bytearray(b"\1") * len(rows)
     with replaced(folder / TRAJECTORIES) as target, _RowReader(folder, rows) as reader:
-        for row, index in match.in_prompt_order(rows):
+        for row, index in match.in_prompt_order():
             superseded[row] = 0
             line, values = _with_index(*reader.read(row), index)
             if rules.complete(values):

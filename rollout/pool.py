@@ -32,7 +32,7 @@ SILENCE_SECONDS = 30.0  # a worker that says nothing for so long is stuck; it sa
 START_SECONDS = 180.0  # the same for its first word: importing on a machine that is short of everything
 STOP_SECONDS = 4.0  # what cancelled rollouts get to clean up before their worker is killed
 _MAX_PAUSE_SECONDS = 2.0  # between two looks at the workers, when nothing keeps this process from looking
-_MAX_STILLBORN = 5  # workers that may die in a row before any said a word
+_MAX_STILLBORN = 10  # attempts in a row to start workers, none of which ever says a word
 
 
 class PoolError(Exception):
@@ -62,6 +62,7 @@ class _Worker:
     number: int
     socket: socket.socket
     solo: bool
+    attempt: int = 0  # workers that are asked for together are one attempt: what fails for one fails for all
     jobs: dict[int, Job] = field(default_factory=dict)  # by sample index
     buffer: FrameBuffer = field(default_factory=FrameBuffer)
     unsent: bytearray = field(default_factory=bytearray)
@@ -91,7 +92,9 @@ class Pool:
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _spawner: Spawner | None = None
     _numbers: int = 0
-    _stillborn: int = 0
+    _attempts: int = 0
+    _failed_attempt: int = 0
+    _stillborn: int = 0  # failed attempts in a row
     _listened_at: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Self:
@@ -137,6 +140,7 @@ class Pool:
             if reason := self.watch():
                 raise PoolError(reason)
             if not self.stopped:
+                self._attempts += 1
                 self._dispatch()
                 self._dispatch_suspects()
             if not self.in_flight and (self.stopped or not (self._pending or self._suspects)):
@@ -245,10 +249,12 @@ class Pool:
     def _count_stillborn(self, worker: _Worker) -> None:
         """Take back what it was given and never saw."""
         (self._suspects if worker.solo else self._pending.returned).extend(worker.jobs.values())
+        if worker.attempt <= self._failed_attempt:
+            return
+        self._failed_attempt = worker.attempt
         self._stillborn += 1
         if self._stillborn >= _MAX_STILLBORN and not any(each.spoke for each in self._workers.values()):
-            message = f"{_MAX_STILLBORN} workers in a row died while starting; the run's log says why"
-            raise PoolError(message)
+            raise PoolError("workers die while they start, again and again; the run's log says why")
         if self._stillborn == _MAX_STILLBORN:
             text = f"no more workers can be started; the run goes on with {len(self._workers)}"
             self.on_log({"level": "warning", "text": text})
@@ -266,7 +272,7 @@ class Pool:
             ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._numbers += 1
-        worker = _Worker(self._numbers, ours, solo)
+        worker = _Worker(self._numbers, ours, solo, self._attempts)
         with theirs:
             try:
                 if self._spawner:

@@ -195,7 +195,7 @@ def read_arguments(raw: Any) -> tuple[JsonObject, str]:
             return {"_raw": raw}, f"no valid JSON ({error})" if whole else CUT
     else:
         value = None if isinstance(raw, str) else raw
-    if value is None:
+    if value is None and (not isinstance(raw, str) or raw.strip() in ("", "null")):
         return {}, ""
     if isinstance(value, dict):
         return value, ""

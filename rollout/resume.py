@@ -32,7 +32,7 @@ class Match:
 
     final_rows: array[int]  # per sample: the row that counts for it, or NO_ROW
     done: bytearray  # per sample: 1 when that row is not a failure
-    orphans: array[int]  # rows that are done and answer no sample of this dataset, by recorded index; unindexed last
+    orphans: array[int]  # rows that are done and answer no sample of this dataset, ascending
 
     def done_indices(self) -> list[int]:
         """Return the samples that are done, ascending."""
@@ -42,19 +42,9 @@ class Match:
         """Return the samples still to run, ascending."""
         return array("q", (index for index, done in enumerate(self.done) if not done))
 
-    def in_prompt_order(self, rows: RowIndex) -> Iterator[tuple[int, int]]:
-        """Yield (row, index) of every row that counts: a sample's own, then orphans recorded under its index."""
-        orphans = iter(self.orphans)
-        orphan = next(orphans, None)
-        for index, row in enumerate(self.final_rows):
-            if row != NO_ROW:
-                yield row, index
-            while orphan is not None and NO_INDEX < rows.indices[orphan] <= index:
-                yield orphan, rows.indices[orphan]
-                orphan = next(orphans, None)
-        while orphan is not None:
-            yield orphan, rows.indices[orphan]
-            orphan = next(orphans, None)
+    def in_prompt_order(self) -> Iterator[tuple[int, int]]:
+        """Yield (row, index) of every sample that has a row, one each."""
+        return ((row, index) for index, row in enumerate(self.final_rows) if row != NO_ROW)
 
 
 def match_rows(samples: Keys, rows: RowIndex) -> Match:
@@ -69,9 +59,8 @@ def match_rows(samples: Keys, rows: RowIndex) -> Match:
         homeless = matcher.match_anywhere(moved, PROMPT_BYTES if anywhere else KEY_BYTES)
         if not failed:
             orphans.extend(map(_row_of, homeless))
-    by_index = sorted(orphans, key=lambda row: (rows.indices[row] == NO_INDEX, rows.indices[row], row))
     done = bytearray(row != NO_ROW and not rows.failed(row) for row in matcher.final_rows)
-    return Match(matcher.final_rows, done, array("q", by_index))
+    return Match(matcher.final_rows, done, array("q", sorted(orphans)))
 
 
 class _Matcher:

@@ -8,11 +8,15 @@ itself stays readable to root and, where the kernel lets a user trace their own 
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+MASK = b"***"
+_SECRET_CHARS = 12
+_KEY_CHARS = 8
 _SECRET_FLAG = b"--api_key"
 # Fields of /proc/self/stat after the command name (see proc(5)): 48 arg_start, 49 arg_end, 50 env_start, 51 env_end.
 _ARG_START = 48 - 3
@@ -27,6 +31,22 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a process that needs no key."""
     hidden = set(secret_names(environ))
     return {name: value for name, value in environ.items() if name not in hidden}
+
+
+def known_secrets(environ: Mapping[str, str], keys: Iterable[str]) -> list[str]:
+    """Return the texts that must be in no row: ``keys``, and what the environment holds under a secret's name.
+
+    Short ones are left out, for they would be found in ordinary text.
+    """
+    held = [environ[name] for name in secret_names(environ) if len(environ[name]) >= _SECRET_CHARS]
+    return sorted({*held, *(key for key in keys if len(key) >= _KEY_CHARS)}, key=len, reverse=True)
+
+
+def hidden(line: bytes, secrets: Iterable[str]) -> bytes:
+    """Return a JSON line without these secrets, whoever said them."""
+    for secret in secrets:
+        line = line.replace(json.dumps(secret, ensure_ascii=False)[1:-1].encode(), MASK)
+    return line
 
 
 def wipe_proc() -> None:

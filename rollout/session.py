@@ -57,7 +57,7 @@ class Stage:
             unavailable=settings["unavailable"],
             sandbox=settings["sandbox"],
             image_sandbox=settings["image_sandbox"],
-            secrets=tuple(filter(None, [settings["api_key"]])),
+            secrets=tuple(settings["secrets"]),
             limits=ToolLimits(**settings["limits"]),
             log=log,
         )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from rollout.messages import Failure
 from rollout.rows import Row, encode_row
 from rollout.samples import Sample
+from rollout.secrecy import hidden
 from rollout.session import Session, Stage
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
@@ -82,7 +83,7 @@ class Worker:
 
     def _send_row(self, session: Session, row: Row) -> None:
         header = {"type": "row", "index": session.sample.index, "summary": session.summary(row)}
-        self._send(Frame(header, encode_row(row)))
+        self._send(Frame(header, hidden(encode_row(row), session.stage.secrets)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End the process when not even a failure could be recorded: that is how the parent hears of it."""

@@ -13,10 +13,25 @@ import fnmatch
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
-from sandboxes.shell_values import UNKNOWN, written
-from sandboxes.shell_words import Command, Reader, TooMuchError
+from sandboxes.guard_rules import (
+    EVERYTHING,
+    find_roots,
+    has_flag,
+    init,
+    is_filtered,
+    kill,
+    operands,
+    pkill,
+    systemctl,
+    wrapped,
+)
+from sandboxes.shell_commands import Command, Names, TooMuchError, stdin_of
+from sandboxes.shell_values import UNKNOWN, UNSET
+from sandboxes.shell_words import Reader
 
 # Nobody removes these whole, nor all that is in them.
 SHARED_FOLDERS = (
@@ -33,66 +48,53 @@ OWN_PLACES = ("/dev/shm/", "/usr/local/", "/usr/src/")  # noqa: S108 (a name, no
 
 MAX_NESTING = 20  # texts in texts: sh -c in sh -c
 _RAW_DISK = re.compile(
-    r"/dev/(?:[shv]d[a-z]|xvd[a-z]|nvme\d|mmcblk\d|md\d|dm-\d|mapper/|disk/|loop\d|sr\d|nbd\d|ram\d|pmem\d|k?mem$|port$)"
+    r"/proc/sysrq-trigger$|/dev/(?:[shv]d[a-z]|xvd[a-z]|nvme\d|mmcblk\d|md\d|dm-\d|mapper/|disk/|loop\d|sr\d|nbd\d|ram\d"
+    r"|pmem\d|k?mem$|port$)"
 )
-_EVERYTHING = re.compile(r"[*?.!^\[\]]*[*?][*?.!^\[\]]*")  # a glob with no letter of its own
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh"})
 _POWER = frozenset({"shutdown", "reboot", "halt", "poweroff", "killall5"})
-_POWER_VERBS = frozenset({"poweroff", "reboot", "halt", "kexec", "rescue", "emergency", "soft-reboot"})
 _DISK_TOOLS = frozenset({
     "badblocks", "blkdiscard", "cfdisk", "cryptsetup", "fdisk", "hdparm", "mke2fs", "mkswap", "parted", "pvcreate",
     "sfdisk", "sgdisk", "shred", "tee", "wipefs",
 })  # fmt: skip
-# Commands that run the command in their arguments: options that take a value, and words before that command.
-_WRAPPERS: dict[str, tuple[str, int]] = {
-    "sudo": ("-u -g -h -p -C -r -t -T -U -D -R --user --group --host --prompt --chdir", 0),
-    "doas": ("-u -C", 0),
-    "env": ("-u -C --unset --chdir", 0),
-    "exec": ("-a", 0),
-    "command": ("", 0),
-    "builtin": ("", 0),
-    "busybox": ("", 0),
-    "toybox": ("", 0),
-    "nohup": ("", 0),
-    "setsid": ("", 0),
-    "nice": ("-n --adjustment", 0),
-    "ionice": ("-c -n -p --class --classdata", 0),
-    "chrt": ("-T -P -D", 1),
-    "taskset": ("", 1),
-    "timeout": ("-s -k --signal --kill-after", 1),
-    "time": ("-f -o --format --output", 0),
-    "stdbuf": ("-i -o -e --input --output --error", 0),
-    "strace": ("-o -e -p -s", 0),
-    "unshare": ("", 0),
-    "chroot": ("", 1),
-    "flock": ("-w -E --timeout", 1),
-    "watch": ("-n --interval", 0),
-    "xargs": ("-n -L -P -s -d -a -E -I --max-args --max-procs --delimiter --arg-file --replace", 0),
-    "parallel": ("-j --jobs", 0),
-}
 _SAYS_WHAT_TO_RUN = frozenset({*_SHELLS, "su", "runuser", "script", "flock"})  # after -c
-_FIND_TESTS = frozenset({
-    "-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex", "-newer", "-mtime", "-mmin", "-atime",
-    "-ctime", "-size", "-empty", "-user", "-perm",
-})  # fmt: skip
 
 
-def guard(command: str, *, home: str, cwd: str = "") -> str:
+def guard(command: str, *, home: str, cwd: str = "", variables: Mapping[str, str] | None = None) -> str:
     """Return why a command is not to be run, "" when it may be.
 
-    ``home``: the user's real home; ``cwd``: where the command starts, absolute, "" when not known.
+    ``home``: the user's real home, which HOME counts as; ``cwd``: where the command starts, absolute, "" when not
+    known; ``variables``: those that are set when it starts. A variable that nothing sets counts as empty.
     """
+    known = {"IFS": " \t\n", "TMPDIR": UNKNOWN, **(variables or {}), "HOME": home}
     try:
-        return _Guard(home, cwd).check(command)
+        return _Guard(home, cwd, Names(known)).check(command)
     except (TooMuchError, RecursionError):
         return "it is too long or nests too deeply to be checked"
+
+
+def exported(text: str) -> dict[str, str]:
+    """Return the variables that shell text such as ``export NAME=value`` sets; none when it is too long to be read."""
+    names = Names({})
+    try:
+        Reader(text, names).read()
+    except (TooMuchError, RecursionError):
+        return {}
+    return names.variables
+
+
+def is_shell(command: str) -> bool:
+    """Tell whether a command is a shell that takes commands from its stdin."""
+    name, *options = command.split() or [""]
+    return name.rpartition("/")[2] in _SHELLS and all(re.fullmatch(r"-[ils]+", option) for option in options)
 
 
 class _Guard:
     """One text and the texts inside of it."""
 
-    def __init__(self, home: str, cwd: str, depth: int = 0) -> None:
+    def __init__(self, home: str, cwd: str, names: Names, depth: int = 0) -> None:
         self._home = home
+        self._names = names
         self._depth = depth
         self._folders: dict[tuple[int, ...], str] = {(): cwd}  # where commands are, by subshell; "" = not known
         self._rules: dict[str, Callable[[list[str]], str]] = {
@@ -105,10 +107,12 @@ class _Guard:
             "dd": self._dd,
             "cp": self._last_is_disk,
             "install": self._last_is_disk,
-            "kill": _kill,
-            "init": _init,
-            "telinit": _init,
-            "systemctl": _systemctl,
+            "kill": kill,
+            "pkill": partial(pkill, "pkill"),
+            "killall": partial(pkill, "killall"),
+            "init": init,
+            "telinit": init,
+            "systemctl": systemctl,
             "eval": self._eval,
             "trap": lambda arguments: self._inner(arguments[0]) if arguments else "",
         }
@@ -118,10 +122,8 @@ class _Guard:
         """Return why a text is refused, "" when it is not."""
         if self._depth > MAX_NESTING:
             raise TooMuchError
-        variables = {"HOME": self._home}
-        if self._folders[()]:
-            variables["PWD"] = self._folders[()]
-        for command in Reader(text, variables).read():
+        self._names.set("PWD", self._folders[()] or UNKNOWN)
+        for command in Reader(text, self._names).read():
             if reason := self._command(command):
                 return reason
         return ""
@@ -129,7 +131,7 @@ class _Guard:
     def _command(self, command: Command) -> str:
         self._scope = command.scope
         for operator, target in command.redirections:
-            if ">" in operator and (_RAW_DISK.match(target) or target == "/proc/sysrq-trigger"):
+            if ">" in operator and _RAW_DISK.match(target):
                 return f"writing to {target}"
         if _is_fork_bomb(command):
             return "a fork bomb"
@@ -145,7 +147,7 @@ class _Guard:
             name = words[0].rpartition("/")[2]
             if name == "xargs":
                 return self._xargs(words, command)
-            inner = _wrapped(words)
+            inner = wrapped(words)
             if inner is None:
                 break
             if reason := self._said(name, words):
@@ -155,7 +157,7 @@ class _Guard:
             return ""
         name, arguments = words[0].rpartition("/")[2], words[1:]
         if UNKNOWN in name:  # whatever it is, it is asked to do as rm does
-            return self._rm(arguments) if _has_flag(arguments, "f", "--force") else ""
+            return self._rm(arguments) if has_flag(arguments, "f", "--force") else ""
         if name in self._rules:
             return self._rules[name](arguments)
         return self._said(name, words) or self._reads(name, arguments, command) or self._machine(name, arguments)
@@ -167,7 +169,8 @@ class _Guard:
             return self._inner(" ".join(word for word in arguments if not word.startswith("-")))
         for index, word in enumerate(arguments[:-1]):
             if name in _SAYS_WHAT_TO_RUN and re.fullmatch(r"-[a-zA-Z]*c|--command", word):
-                return self._inner(arguments[index + 1])
+                text, *rest = [*itertools.dropwhile(lambda item: item.startswith("-"), arguments[index + 1 :]), ""]
+                return self._inner(text, rest[1:-1])
             if name == "env" and word in ("-S", "--split-string"):
                 return self._inner(" ".join(arguments[index + 1 :]))
         return ""
@@ -176,7 +179,10 @@ class _Guard:
         """Judge a text that a shell reads from its stdin."""
         from_stdin = name in _SHELLS and all(word.startswith("-") for word in arguments)
         if from_stdin or (name in (".", "source", *_SHELLS) and arguments[:1] in (["/dev/stdin"], ["-"])):
-            return self._inner(_stdin(command))
+            return self._inner(stdin_of(command))
+        script = next((word for word in arguments if not word.startswith("-")), "")
+        if name in (".", "source", *_SHELLS) and script in self._names.files:
+            return self._inner(self._names.files[script])
         return ""
 
     def _machine(self, name: str, arguments: list[str]) -> str:
@@ -195,33 +201,33 @@ class _Guard:
 
     def _xargs(self, words: list[str], command: Command) -> str:
         """Judge what xargs runs, with what plainly comes to it."""
-        rest = _wrapped(words) or []
+        rest = wrapped(words) or []
         placeholder = next((b for a, b in itertools.pairwise(words) if a == "-I"), "")
         feeder = command.fed_by
-        items = _stdin(command).split()
-        if not items and feeder and feeder.words[:1] == ["find"] and not _is_filtered(feeder.words):
-            items = _find_roots(feeder.words[1:])
+        items = stdin_of(command).split()
+        if not items and feeder and feeder.words[:1] == ["find"] and not is_filtered(feeder.words):
+            items = find_roots(feeder.words[1:])
         if placeholder:
             rest = [word.replace(placeholder, item) for item in items[:1] or [UNKNOWN] for word in rest]
             return self._run(rest, command)
         return self._run([*rest, *items], command)
 
     def _rm(self, arguments: list[str]) -> str:
-        if not _has_flag(arguments, "rR", "--recursive"):
+        if not has_flag(arguments, "rR", "--recursive"):
             return ""
-        return self._any_protected(_operands(arguments), "recursive removal of")
+        return self._any_protected(operands(arguments), "recursive removal of")
 
     def _change(self, arguments: list[str]) -> str:
-        if not _has_flag(arguments, "R", "--recursive"):
+        if not has_flag(arguments, "R", "--recursive"):
             return ""
-        return self._any_protected(_operands(arguments), "recursive change of")
+        return self._any_protected(operands(arguments), "recursive change of")
 
     def _mv(self, arguments: list[str]) -> str:
-        return self._last_is_disk(arguments) or self._any_protected(_operands(arguments)[:-1], "moving away")
+        return self._last_is_disk(arguments) or self._any_protected(operands(arguments)[:-1], "moving away")
 
     def _find(self, arguments: list[str]) -> str:
-        roots = _find_roots(arguments)
-        if _is_filtered(arguments):
+        roots = find_roots(arguments)
+        if is_filtered(arguments):
             return ""
         for index, word in enumerate(arguments):
             if word == "-delete":
@@ -246,11 +252,14 @@ class _Guard:
     def _eval(self, arguments: list[str]) -> str:
         return self._inner(" ".join(arguments))
 
-    def _inner(self, text: str) -> str:
-        return _Guard(self._home, self._folder(), self._depth + 1).check(text)
+    def _inner(self, text: str, arguments: list[str] | None = None) -> str:
+        names = replace(self._names, variables=dict(self._names.variables), called=set())
+        if arguments:
+            names.set_arguments(arguments)
+        return _Guard(self._home, self._folder(), names, self._depth + 1).check(text)
 
     def _go(self, arguments: list[str]) -> None:
-        target = next(iter(_operands(arguments)), self._home)
+        target = next(iter(operands(arguments)), self._home)
         self._folders[self._scope] = self._absolute(target)
 
     def _folder(self) -> str:
@@ -259,7 +268,9 @@ class _Guard:
 
     def _absolute(self, path: str) -> str:
         """Return a normal absolute path, "" when it cannot be known."""
-        folder = self._folder()
+        folder, path = self._folder(), path.replace(UNSET, "")
+        if not path:
+            return ""
         if path.startswith("/") and not path.replace(UNKNOWN, "").strip("/*."):
             return "/"  # what is not known may be nothing
         if UNKNOWN in path or not (path.startswith("/") or folder):
@@ -267,11 +278,13 @@ class _Guard:
         return "/" + os.path.normpath(os.path.join(folder, path)).lstrip("/")  # noqa: PTH118 (text, no file is meant)
 
     def _any_protected(self, paths: list[str], what: str) -> str:
-        return next((f"{what} {path}" for path in paths if self._is_protected(self._absolute(path))), "")
+        return next(
+            (f"{what} {path.replace(UNSET, '')}" for path in paths if self._is_protected(self._absolute(path))), ""
+        )
 
     def _is_protected(self, path: str) -> bool:
         folder, name = os.path.split(path)
-        while name and _EVERYTHING.fullmatch(name):  # all that is in a folder is as much as the folder
+        while name and EVERYTHING.fullmatch(name):  # all that is in a folder is as much as the folder
             path = folder
             folder, name = os.path.split(path)
         kept = (*SHARED_FOLDERS, *SYSTEM_TREES, os.path.normpath(self._home))
@@ -286,92 +299,3 @@ def _is_fork_bomb(command: Command) -> bool:
     if not command.function or command.words[:1] != [command.function]:
         return False
     return command.background or (command.fed_by is not None and command.fed_by.words[:1] == command.words[:1])
-
-
-def _wrapped(words: list[str]) -> list[str] | None:
-    """Return the command that a prefix such as ``sudo`` runs, None when the first word is no such prefix."""
-    name, rest = words[0].rpartition("/")[2], words[1:]
-    if name not in _WRAPPERS:
-        return None
-    valued, positionals = _WRAPPERS[name]
-    while rest:
-        word = rest[0]
-        if name == "command" and word in ("-v", "-V"):
-            return []
-        if word.startswith("-") and word != "-":
-            rest = rest[2:] if word in valued.split() else rest[1:]
-            if word == "--":
-                break
-        elif re.match(r"[A-Za-z_]\w*=", word):
-            rest = rest[1:]
-        else:
-            break
-    return rest[positionals:]
-
-
-def _stdin(command: Command | None) -> str:
-    """Return what a command reads, where that is plain to see: a document, or what its left neighbour writes."""
-    text, chain = "", command
-    while chain:
-        if chain.stdin:
-            return chain.stdin
-        chain = chain.fed_by
-        if chain and chain.words:
-            text = written(chain.words)
-            if text or chain.words[0] not in ("cat", "tee"):
-                return text
-    return text
-
-
-def _has_flag(arguments: list[str], letters: str, long: str) -> bool:
-    for word in arguments:
-        if word == "--":
-            return False
-        if word.startswith("--"):
-            if len(word) > len("--") and long.startswith(word):
-                return True
-        elif word.startswith("-") and set(letters) & set(word):
-            return True
-    return False
-
-
-def _operands(arguments: list[str]) -> list[str]:
-    if "--" in arguments:
-        index = arguments.index("--")
-        return [word for word in arguments[:index] if not word.startswith("-")] + arguments[index + 1 :]
-    return [word for word in arguments if not word.startswith("-")]
-
-
-def _find_roots(arguments: list[str]) -> list[str]:
-    roots: list[str] = []
-    for word in arguments:
-        if word in ("-H", "-L", "-P"):
-            continue
-        if word.startswith(("-", "(", "!", ")")):
-            break
-        roots.append(word)
-    return roots or ["."]
-
-
-def _is_filtered(arguments: list[str]) -> bool:
-    """Tell whether find takes some files only; ``-name '*'`` takes all."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    return any(test in _FIND_TESTS and not _EVERYTHING.fullmatch(value) for test, value in pairs)
-
-
-def _kill(arguments: list[str]) -> str:
-    targets = arguments
-    if targets[:1] and targets[0] in ("-s", "-n", "--signal"):
-        targets = targets[2:]
-    elif len(targets) > 1 and re.fullmatch(r"-\w+|--signal=\w+", targets[0]):
-        targets = targets[1:]
-    return "a signal to every process" if "-1" in targets else ""
-
-
-def _init(arguments: list[str]) -> str:
-    return "changing the runlevel stops the machine" if {"0", "6"} & set(arguments) else ""
-
-
-def _systemctl(arguments: list[str]) -> str:
-    verb = next((word for word in arguments if not word.startswith("-")), "")
-    return f"systemctl {verb} stops the machine" if verb in _POWER_VERBS else ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from sandboxes import environment, folders, processes
 from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.folders import Folder
-from sandboxes.guard import guard
+from sandboxes.guard import exported, guard, is_shell
 from sandboxes.host_sandbox import HostSandbox, Plan
 from sandboxes.resident import launch, wait
 from sandboxes.shell_sandbox import Inside
@@ -56,7 +56,10 @@ class LocalBackend:
         inside = Inside(
             variables=environment.variables(spec, home=str(folder.home), tmp=str(folder.tmp)),
             workspace=_first_folder(folder, spec.cwd),
-            refuse=lambda command, cwd: guard(command, home=real_home, cwd=cwd),
+            refuse=lambda command, cwd, saved: guard(
+                command, home=real_home, cwd=cwd, variables=exported(saved.decode("utf-8", "replace"))
+            ),
+            reads_commands=is_shell,
         )
         return Plan(
             kind=self.name,

@@ -44,7 +44,9 @@ case $name in bash) get='<' ;; *) get="$(command -v cat) " ;; esac
 
 run() { # number, stdin, keep or drop, mark
     text=". $channel/$1.state 2>/dev/null; :; eval \"\$($get$channel/$1.cmd)\""
-    [ "$3" = keep ] && text="$text; set -- \$? $1 said; . $channel/save"
+    said="{ set -- \$? $1 said; set +xv; [ -z \"\$BASH_VERSION\" ] || trap - DEBUG; } >/dev/null 2>&1"
+    [ "$3" = keep ] && text="$text; $said
+. $channel/save"
     (
         exec 3>"$channel/$1.ctl" </dev/null >/dev/null # only the resident has its pipes: their ends are signs
         [ -z "$4" ] || exec 4>"$channel/$1.out"
@@ -190,7 +192,8 @@ def begin(channel: str, number: int, state: bytes, *, keep: bool) -> bytes:
     """
     control = f"{channel}/{number}.ctl"
     start = f"unset HOME BASH_EXECUTION_STRING\nprintf 'p%s %s\\000' $$ $PPID >{control}\n"
-    end = f"trap '[ \"${{3-}}\" = said ] || {_SAY_STATE}{control}' EXIT\n" if keep else ""
+    say = f'{{ set +xv; [ "${{3-}}" = said ] || {_SAY_STATE}{control}; }} >/dev/null 2>&1'
+    end = f"trap '{say}' EXIT\n" if keep else ""
     return encode(start) + state + encode(end)
 
 

@@ -38,7 +38,11 @@ class Inside:
 
     variables: dict[str, str]  # at first; HOME among them
     workspace: str  # first working folder
-    refuse: Callable[[str, str], str] = field(default=lambda _command, _cwd: "")  # command, cwd → reason, "" for none
+    # command, cwd, shell text that sets its variables → reason, "" for none
+    refuse: Callable[[str, str, bytes], str] = field(default=lambda _command, _cwd, _variables: "")
+    reads_commands: Callable[[str], bool] = field(
+        default=lambda _command: False
+    )  # what is written to it may be refused
 
 
 class ShellSandbox(ABC, Generic[JobT, ResidentT]):
@@ -79,7 +83,11 @@ class ShellSandbox(ABC, Generic[JobT, ResidentT]):
         job = await self._start(command, output, cwd=cwd, stdin=True)
         await self._or_kill(job, job.started.wait())
         job.connect_stdin()
-        return ShellProcess(self._shell, job, output, command, where)
+        process = ShellProcess(self._shell, job, output, command, where)
+        if self._inside.reads_commands(command):
+            variables = self._variables
+            process.refuse = lambda text: self._inside.refuse(text, where, variables)
+        return process
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """See the protocol."""
@@ -101,7 +109,7 @@ class ShellSandbox(ABC, Generic[JobT, ResidentT]):
     async def _start(
         self, command: str, collector: Collector, *, cwd: str, keep: bool = False, stdin: bool = False
     ) -> JobT:
-        if reason := self._inside.refuse(command, self._absolute(cwd)):
+        if reason := self._inside.refuse(command, self._absolute(cwd), self._variables):
             raise CommandRefused(reason)
         state = shell.state(self._variables, self._cwd, (self._inside.workspace, "/"))
         if cwd:
@@ -166,6 +174,7 @@ class ShellProcess(Generic[JobT, ResidentT]):
         self._shell = command_shell
         self._job = job
         self._output = output
+        self.refuse: Callable[[str], str] = lambda _text: ""  # text for its stdin → reason, "" for none
 
     def status(self) -> BackgroundStatus:
         """See the protocol."""
@@ -188,7 +197,9 @@ class ShellProcess(Generic[JobT, ResidentT]):
             return False
 
     async def write(self, data: bytes) -> None:
-        """See the protocol."""
+        """See the protocol. Raises CommandRefused too."""
+        if reason := self.refuse(data.decode("utf-8", "replace")):
+            raise CommandRefused(reason)
         await self._job.write(data)
 
     async def close_stdin(self) -> None:

@@ -8,13 +8,13 @@ what a shell would call a syntax error is read as far as it goes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+import shlex
 
-from sandboxes.shell_values import UNKNOWN, ansi_unquoted, braces_expanded, written
+from sandboxes.shell_commands import Command, HereDocument, Names, TooMuchError
+from sandboxes.shell_values import UNKNOWN, alternatives, ansi_unquoted, braces_expanded, closing, fields_of, one_of
 
 MAX_DEPTH = 40
 MAX_COMMANDS = 2000
-MAX_VALUE_CHARS = 10_000  # of a variable; a longer value counts as not known
 
 _PLAIN = re.compile(r"""[^\s'"\\$`;&|<>()#~]+|[#~]""")
 _QUOTED_PLAIN = re.compile(r'[^"\\$`]+')
@@ -22,48 +22,27 @@ _REDIRECTION = re.compile(r"(?:\d*|&)(>>|>\||>&|<&|<>|<<<|<<-|<<|>|<)")
 _OPERATOR = re.compile(r"\n|;;&|;;|;&|;|&&|&|\|\||\|&|\||\(|\)")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_RESERVED = frozenset({"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "!", "{", "}", "esac"})
+_RESERVED = frozenset({
+    "if", "then", "elif", "else", "fi", "do", "done", "while", "until", "!", "{", "}", "esac",
+    "coproc",
+})  # fmt: skip
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 
 
-class TooMuchError(Exception):
-    """The text nests deeper, or holds more commands, than anybody writes by hand."""
-
-
-@dataclass
-class Command:
-    """One simple command."""
-
-    words: list[str] = field(default_factory=list)
-    redirections: list[tuple[str, str]] = field(default_factory=list)  # operator, target
-    stdin: str = ""  # text of its here-documents and here-strings
-    fed_by: Command | None = None  # its left neighbour in a pipeline
-    background: bool = False
-    function: str = ""  # the innermost function whose body it is in
-    scope: tuple[int, ...] = ()  # the subshells it is in, outermost first
-
-
-@dataclass
-class _HereDocument:
-    command: Command
-    delimiter: str
-    strip_tabs: bool
-    literal: bool
-
-
 class Reader:
-    """Reads one text. ``variables`` are the known ones; assignments in the text are added as they are met."""
+    """Reads one text. ``names`` are the known ones; what the text sets is added as it is met."""
 
-    def __init__(self, text: str, variables: dict[str, str], depth: int = 0) -> None:
+    def __init__(self, text: str, names: Names, depth: int = 0) -> None:
         self.commands: list[Command] = []  # in the order they end
         self._text = text
         self._position = 0
-        self._variables = variables
+        self._names = names
         self._depth = depth
-        self._documents: list[_HereDocument] = []
+        self._documents: list[HereDocument] = []
         self._scope: tuple[int, ...] = ()
         self._scopes = 0
-        self._functions: list[tuple[str, int]] = []  # name, and the braces that were open around it
+        self._functions: list[tuple[str, int, int]] = []  # name, braces open around it, where its body begins
+        self._in_function = False  # the text is part of a body
         self._braces = 0
 
     def read(self) -> list[Command]:
@@ -125,7 +104,28 @@ class Reader:
         command.fed_by = pipeline[-1] if pipeline else None
         pipeline.append(command)
         self.commands.append(command)
+        if command.words:
+            self._names.learn(command)
+            self._call(command.words[0], command.words[1:])
         return True
+
+    def _call(self, name: str, arguments: list[str]) -> None:
+        """Read what a function or an alias stands for."""
+        names = self._names
+        if self._defining() or name in names.called:
+            return
+        names.called.add(name)
+        if name in names.functions:
+            outer = names.set_arguments(arguments)
+            self._inner(names.functions[name]).read()
+            names.set_arguments([])
+            names.variables.update(outer)
+        elif name in names.aliases:
+            self._inner(f"{names.aliases[name]} {shlex.join(arguments)}").read()
+        names.called.discard(name)
+
+    def _defining(self) -> bool:
+        return self._in_function or bool(self._functions)
 
     def _new_command(self) -> Command:
         return Command(scope=self._scope, function=self._functions[-1][0] if self._functions else "")
@@ -158,7 +158,7 @@ class Reader:
         if not end or len(command.words) != 1:
             return False
         self._position = end.end()
-        self._functions.append((command.words[0], self._braces))
+        self._functions.append((command.words[0], self._braces, self._position))
         return True
 
     def _part(self, command: Command) -> None:
@@ -182,22 +182,44 @@ class Reader:
         elif assignment and command.words[0] in _DECLARING:
             self._assign(assignment)
         elif command.words[0] == "for" and len(command.words) >= len(("for", "name", "in")):
-            known = self._variables.get(command.words[1], "") if len(command.words) > len(("for", "name", "in")) else ""
-            self._variables[command.words[1]] = " ".join([known, *fields]).strip()
+            more = len(command.words) > len(("for", "name", "in"))
+            known = [self._names.value(command.words[1])] if more else []
+            self._names.set(command.words[1], one_of([*known, *fields]))
+        elif command.words[0] in ("for", "select") and len(command.words) == 1 and fields:
+            self._names.set(fields[0], UNKNOWN)
         elif command.words[0] == "function" and len(command.words) == 1:
-            self._functions.append((fields[0] if fields else "", self._braces))
+            self._functions.append((fields[0] if fields else "", self._braces, self._position))
         command.words += fields
 
     def _assign(self, assignment: re.Match[str]) -> None:
         value = assignment[2]
         if value == "~" or value.startswith("~/"):
-            value = self._variables.get("HOME", UNKNOWN) + value[1:]
-        self._variables[assignment[1]] = value if len(value) <= MAX_VALUE_CHARS else UNKNOWN
+            value = self._names.value("HOME") + value[1:]
+        if not value and self._text.startswith("(", self._position):
+            value = one_of(self._array())
+        self._names.set(assignment[1], value)
+
+    def _array(self) -> list[str]:
+        """Read the values of ``name=(…)``."""
+        self._position += 1
+        values: list[str] = []
+        while self._position < len(self._text):
+            operator, start = self._operator(), self._position
+            if operator == ")":
+                self._position += 1
+                break
+            if not operator:
+                values += [re.sub(r"^\[[^]]*\]=", "", word) for word in self._word()]
+                self._position += self._position == start  # what is no word
+        return values
 
     def _reserved(self, word: str) -> None:
         self._braces += {"{": 1, "}": -1}.get(word, 0)
         if word == "}" and self._functions and self._functions[-1][1] >= self._braces:
-            self._functions.pop()
+            name, _, start = self._functions.pop()
+            self._names.functions[name] = self._text[start : self._position]
+        if word == "coproc" and (match := re.compile(r"\s+\w+(?=\s+[{(])").match(self._text, self._position)):
+            self._position = match.end()
 
     def _redirection(self, command: Command, operator: str) -> None:
         self._operator_blanks()
@@ -206,10 +228,11 @@ class Reader:
         raw = self._text[start : self._position]
         if operator in ("<<", "<<-"):
             literal = any(mark in raw for mark in "'\"\\")
-            self._documents.append(_HereDocument(command, target, operator == "<<-", literal))
+            self._documents.append(HereDocument(command, target, operator == "<<-", literal))
         elif operator == "<<<":
             command.stdin += target + "\n"
         else:
+            command.stdin += self._names.files.get(target, "") if operator == "<" else ""
             command.redirections.append((operator, target))
 
     def _operator_blanks(self) -> None:
@@ -220,9 +243,8 @@ class Reader:
         """At the start of a line: read the bodies that were announced."""
         for document in self._documents:
             tabs = r"\t*" if document.strip_tabs else ""
-            end = re.compile(rf"^{tabs}{re.escape(document.delimiter)}$", re.MULTILINE).search(
-                self._text, self._position
-            )
+            line = re.compile(rf"^{tabs}{re.escape(document.delimiter)}$", re.MULTILINE)
+            end = line.search(self._text, self._position)
             body = self._text[self._position : end.start() if end else len(self._text)]
             if not end:  # a shell would take all the rest for the document; here it counts as commands, too
                 document.command.stdin += body
@@ -235,7 +257,8 @@ class Reader:
         """Return a reader of a text inside of this one, whose commands count as this one's."""
         if self._depth > MAX_DEPTH:
             raise TooMuchError
-        reader = Reader(text, self._variables, self._depth + 1)
+        reader = Reader(text, self._names, self._depth + 1)
+        reader._in_function = self._defining()
         reader.commands = self.commands
         reader._scope = (*self._scope, -len(self.commands) - 1)
         return reader
@@ -256,18 +279,19 @@ class Reader:
                 quoted = True
                 current += self._quoted()
             elif char in "$`":
-                first, *more = re.split(r"[ \t\n]+", self._dollar() if char == "$" else self._backticks())
+                first, *more = fields_of(self._dollar() if char == "$" else self._backticks())
                 fields += [current + first, *more[:-1]] if more else []
                 current = more[-1] if more else current + first
             elif text.startswith(("<(", ">("), self._position):
                 self._position += 2
-                self._script()
+                commands = self._script()
                 self._position += 1
-                current += UNKNOWN
+                current += f"{UNKNOWN}<{len(self._names.files)}"
+                self._names.files[current] = self._names.written_by(commands)
             else:
                 break
         raw = text[start : self._position]
-        fields = [item for item in [*fields, current] if item or quoted]
+        fields = [word for item in [*fields, current] if item or quoted for word in alternatives(item)]
         return [word for item in fields for word in braces_expanded(item)] if "{" in raw else fields
 
     def _tilde(self, plain: str) -> str:
@@ -276,7 +300,7 @@ class Reader:
             return plain
         user = re.compile(r"[\w.-]*").match(self._text, self._position)
         if not user or not user[0]:
-            return self._variables.get("HOME", UNKNOWN)
+            return self._names.value("HOME")
         self._position = user.end()
         return "/root" if user[0] == "root" else f"/home/{user[0]}"
 
@@ -328,13 +352,13 @@ class Reader:
             self._position += 2
             commands = self._script()
             self._position += 1
-            return self._value_of(commands)
+            return self._names.written_by(commands)
         if text.startswith("${", self._position):
             return self._parameter()
         self._position += 1
         if name := _NAME.match(text, self._position):
             self._position = name.end()
-            return self._variables.get(name[0], UNKNOWN)
+            return self._value(name[0])
         return "$"
 
     def _arithmetic(self) -> None:
@@ -342,28 +366,26 @@ class Reader:
 
         It may as well be a subshell in a subshell. Read as commands it does no harm, but ``<<`` is no document there.
         """
-        start, depth = self._position, 1
-        while depth and self._position < len(self._text):
-            depth += {"(": 1, ")": -1}.get(self._text[self._position], 0)
-            self._position += 1
+        start = self._position
+        self._position = closing(self._text, start - 1, "()") + 1
         self._inner(self._text[start : self._position]).read()
 
     def _parameter(self) -> str:
         """Read ``${name…}``: the name's value whatever is done to it, else what is said to stand in for it."""
-        start, depth = self._position + 2, 0
-        for position in range(self._position, len(self._text)):
-            depth += {"{": 1, "}": -1}.get(self._text[position], 0)
-            if depth == 0 and position > self._position:
-                break
-        else:
-            position = len(self._text)
+        start, position = self._position + 2, closing(self._text, self._position, "{}")
         self._position = position + 1
         content = self._text[start:position]
         name = _NAME.match(content)
         operation = self._inner(content[name.end() if name else 0 :]).expand().lstrip(":")
-        if name and name[0] in self._variables:
-            return self._variables[name[0]]
-        return operation[1:] if operation.startswith(("-", "=")) else UNKNOWN
+        if name and name[0] in self._names.variables:
+            return self._names.variables[name[0]]
+        if operation.startswith(("-", "=")):
+            return operation[1:]
+        return self._value(name[0]) if name and not operation.startswith("?") else UNKNOWN
+
+    def _value(self, name: str) -> str:
+        """Return a variable's value; what a function's body finds is told when it is called."""
+        return self._names.variables.get(name, UNKNOWN) if self._defining() else self._names.value(name)
 
     def _backticks(self) -> str:
         match = re.compile(r"`((?:[^`\\]|\\.)*)`?", re.DOTALL).match(self._text, self._position)
@@ -371,14 +393,4 @@ class Reader:
         inner = self._inner(re.sub(r"\\([`$\\])", r"\1", match[1] if match else ""))
         before = len(self.commands)
         inner.read()
-        return self._value_of(self.commands[before:])
-
-    def _value_of(self, commands: list[Command]) -> str:
-        """Return what a substitution writes where that is plain to see."""
-        if not commands:
-            return ""
-        if len(commands) != 1 or not commands[0].words:
-            return UNKNOWN
-        if commands[0].words == ["pwd"]:
-            return self._variables.get("PWD", UNKNOWN)
-        return written(commands[0].words) or UNKNOWN
+        return self._names.written_by(self.commands[before:])

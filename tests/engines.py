@@ -20,7 +20,7 @@ import sysconfig
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ HOSTS = {"docker": "unix:///var/run/docker.sock", "podman": "unix:///run/podman/
 BUSYBOX = "localhost/batch-runner-tests/busybox:1"  # nothing but a static busybox
 TOOLS = "localhost/batch-runner-tests/tools:1"  # bash, the usual programs, Python
 START_SECONDS = 60
+STOP_SECONDS = 20
+PROGRAMS_OF_ENGINES = ("dockerd", "podman")
 PROGRAMS = (
     *("bash", "dash", "cat", "chmod", "chown", "cp", "date", "dd", "env", "expr", "find", "grep", "head", "id", "kill"),
     *("ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup", "printf", "ps", "pwd", "readlink", "rm", "rmdir", "sed"),
@@ -227,11 +229,8 @@ def launch(engine: str, command: list[str]) -> str:
     if not shutil.which(command[0]):
         return f"{command[0]} is not installed"
     Path(HOSTS[engine].removeprefix("unix://")).parent.mkdir(parents=True, exist_ok=True)
-    limits = {"nofile": min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 20_000), "nproc": 20_000}
-    conf = STATE / "containers.conf"  # Podman's own limits are more than some machines grant
-    conf.write_text(
-        f"[containers]\ndefault_ulimits = {json.dumps([f'{name}={n}:{n}' for name, n in limits.items()])}\n"
-    )
+    conf = STATE / "containers.conf"
+    conf.write_text(podman_settings())
     log = STATE / f"{engine}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -248,6 +247,14 @@ def launch(engine: str, command: list[str]) -> str:
     return f"it does not start: {log.read_text(errors='replace')[-400:].strip()}"
 
 
+def podman_settings() -> str:
+    """Return settings for machines that grant less than Podman's own ask for, or have cgroups that crun refuses."""
+    limits = {"nofile": min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 20_000), "nproc": 20_000}
+    runtime = '[engine]\nruntime = "runc"\n' if shutil.which("runc") else ""
+    ulimits = json.dumps([f"{name}={limit}:{limit}" for name, limit in limits.items()])
+    return f"[containers]\ndefault_ulimits = {ulimits}\n{runtime}"
+
+
 def see_to_images(engine: str) -> None:
     with closing(client(engine)) as api:
         there = {tag for image in api.images() for tag in image["RepoTags"] or ()}
@@ -259,11 +266,21 @@ def see_to_images(engine: str) -> None:
 def stop() -> int:
     """End what ``start`` began."""
     for file in STATE.glob("*.pid"):
-        with suppress(ProcessLookupError):
-            os.killpg(int(file.read_text()), signal.SIGTERM)
-            wait_for(lambda engine=file.stem: not answers(engine))  # type: ignore[misc]
+        pid = int(file.read_text())
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            if is_engine(pid):
+                os.kill(pid, end)
+                wait_for(lambda pid=pid: not is_engine(pid), STOP_SECONDS)  # type: ignore[misc]
         file.unlink()
     return 0
+
+
+def is_engine(pid: int) -> bool:
+    """Tell whether a process that was started as an engine is still that."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() in PROGRAMS_OF_ENGINES
+    except OSError:
+        return False
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = START_SECONDS) -> bool:

@@ -135,7 +135,7 @@ def test_an_endpoint_that_refuses_everything_ends_the_dispatch(place: Workplace)
     assert 3 <= asked <= 5
     assert ended.code == 1
     assert (
-        "the endpoint refuses every sample, so no more are sent (auth: HTTP 401: No auth credentials found"
+        "the endpoint refused 3 samples in a row, so no more are sent (auth: HTTP 401: No auth credentials found"
         in ended.stderr
     )
     assert f"{asked} failed, {12 - asked} not run of 12 samples; resume with: " in ended.last_line

@@ -272,3 +272,17 @@ def test_two_runs_of_the_same_script_differ_in_times_alone(tmp_path: Path) -> No
     assert "timestamp" not in first["trajectories.jsonl"]
     for name, text in first.items():
         assert text == second[name]
+
+
+def test_keys_are_in_no_row_whoever_says_them(place: Workplace) -> None:
+    """Not in a reply that echoes the key, not in a tool's output, not those of other hosts."""
+    key, other = "TESTKEY-0123456789abcdef", "another-hosts-0123456789"
+    place.env = {"OPENROUTER_API_KEY": other}
+    place.dataset(["echo"])
+    with ScriptedEndpoint([terminal(f"echo {key}; echo {other}"), answer(f"your key is {key}")]) as endpoint:
+        ended = place.run(endpoint.base_url, api_key=key)
+    left = b"".join(path.read_bytes() for path in place.run_dir().iterdir() if path.is_file())
+    assert ended.code == 0
+    assert key.encode() not in left
+    assert other.encode() not in left
+    assert key not in ended.stdout + ended.stderr

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from endpoints.scripted import ScriptedEndpoint
 from tests.program import Json, Played, Workplace, answer, call, nap, play, processes_with, results, terminal
 
 DONE = answer("done")
@@ -187,3 +188,13 @@ def test_background_processes_are_looked_after(played: Played) -> None:
     assert (only["status"], only["session_id"]) == ("running", "proc_1")
     assert killed["status"] == "killed"
     assert unknown["status"] == "not_found"
+
+
+@pytest.mark.parametrize("sandbox", ["local", "bubblewrap"])
+def test_tracing_shows_the_commands_own_lines_alone(place: Workplace, sandbox: str) -> None:
+    commands = ["set -x; echo hi", "set -v; echo v", "trap 'echo DBG $BASH_COMMAND' DEBUG; echo a", "set -x; exit 3"]
+    place.dataset(["trace"])
+    with ScriptedEndpoint([*map(terminal, commands), answer("done")]) as endpoint:
+        place.run(endpoint.base_url, sandbox=sandbox)
+    outputs = [result["output"].splitlines() for result in results(place.rows()[0])]
+    assert outputs == [["++ echo hi", "hi"], ["v"], ["DBG echo a", "a"], ["++ exit 3"]]

@@ -2,7 +2,8 @@
 
 Models quote from memory: spaces, quotes, indentation, escapes go wrong. A chain of strategies, the strictest first,
 looks for the place; the first that finds any decides. A wrong edit costs more than a refused one, so the strategies
-that only measure likeness take a single place, clearly ahead of any other, or none.
+that only measure likeness take a single place, clearly ahead of any other, or none; and only misspelt words may
+differ there, never another number, operator or name.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ Span = tuple[int, int]  # offsets in View.text
 MAX_LIKENESS_LINES = 20_000  # of a file; in a larger one likeness is not measured
 MAX_LIKENESS_CHARS = 500  # of a line; longer ones are alike only when equal
 MAX_LIKENESS_PLACES = 100  # with the right outer lines; among more, likeness does not choose
+MAX_MISSPELT_LINES = 20  # of a block; one with more is not quoted from this file
 LEAD = 0.15  # of the best likeness over the second
 _ANCHORED_MIN_LINES = 3
+_TYPO_MIN_CHARS = 3  # of a word that may be misspelt; among shorter ones each is a name of its own
+_TYPO_LIKENESS = 0.8
 
 # Characters that are written one for another. The first of each set is what a keyboard has.
 _ALIKE = (
@@ -240,8 +244,8 @@ def _likenesses(wanted: list[str], have: list[str], floor: float) -> list[float]
     return [_likeness(one, other, floor) for one, other in pairs if one.strip() or other.strip()]
 
 
-def _anchored(view: View, old: str) -> list[Span]:
-    """Find the block whose first and last line are equal to the wanted ones and whose middle is like it."""
+def _anchored(view: View, old: str, floor: float = 0.7) -> list[Span]:
+    """Find the block whose first and last line are equal to the wanted ones and whose middle is that one, misspelt."""
     wanted, line_end = _lines_of(old)
     count = len(wanted)
     if count < _ANCHORED_MIN_LINES:
@@ -249,9 +253,6 @@ def _anchored(view: View, old: str) -> list[Span]:
     have = [line.strip() for line in view.lines]
     first, last = wanted[0].strip(), wanted[-1].strip()
     places = [i for i in range(len(have) - count + 1) if have[i] == first and have[i + count - 1] == last]
-    # A first line that stands once and says more than "{" or "try:" leaves no doubt about the place.
-    certain = have.count(first) == 1 and re.search(r"\w\W+\w", first)
-    floor = 0.5 if certain else 0.7
     if not 0 < len(places) <= MAX_LIKENESS_PLACES:
         return []
     scored = []
@@ -263,11 +264,11 @@ def _anchored(view: View, old: str) -> list[Span]:
         return []
     if others and average - others[0][0] < LEAD:
         raise _undecided(sorted((best, others[0][2])))
-    return [view.block(best, count, line_end=line_end)]
+    return [view.block(best, count, line_end=line_end)] if _is_meant(view, wanted, best) else []
 
 
 def _similar(view: View, old: str, floor: float = 0.8) -> list[Span]:
-    """Find the only block of which every line is like the wanted one, and whose outer lines name the same things."""
+    """Find the only block that is the wanted one, misspelt; words may be missing in its outer lines."""
     wanted, line_end = _lines_of(old)
     count = len(wanted)
     if sum(bool(line.strip()) for line in wanted) < _ANCHORED_MIN_LINES:
@@ -281,17 +282,75 @@ def _similar(view: View, old: str, floor: float = 0.8) -> list[Span]:
     ]
     if len(places) > 1:
         raise _undecided(places)
-    return [
-        view.block(index, count, line_end=line_end)
-        for index in places
-        if _names_agree(wanted[0], view.lines[index]) and _names_agree(wanted[-1], view.lines[index + count - 1])
-    ]
+    return [view.block(index, count, line_end=line_end) for index in places if _is_meant(view, wanted, index)]
 
 
-def _names_agree(one: str, other: str) -> bool:
-    """Tell whether no word of a line is another one in the other line; words may be missing."""
-    words = SequenceMatcher(None, re.findall(r"\w+", one), re.findall(r"\w+", other), autojunk=False)
-    return all(tag != "replace" for tag, *_ in words.get_opcodes())
+def _is_meant(view: View, wanted: list[str], index: int) -> bool:
+    """Tell whether the block at ``index`` is the wanted one with some words misspelt, and not another of its form.
+
+    What is likely to be intended is no misspelling: another number, operator or short name, a word that the file has
+    elsewhere, a line that is as much like another one of the file.
+    """
+    known = set(re.findall(r"\w+", view.text))
+    tokens = {line.strip(): _tokens(line) for line in view.lines}
+    there = [line.strip() for line in view.lines[index : index + len(wanted)]]
+    pairs = enumerate(zip((line.strip() for line in wanted), there, strict=True))
+    differing = [(number, line, other) for number, (line, other) in pairs if line != other]
+    if len(differing) > MAX_MISSPELT_LINES or any(line in tokens for _, line, _ in differing):
+        return False
+    for number, line, other in differing:
+        quoted = _tokens(line)
+        outer = number in (0, len(wanted) - 1)
+        if not (_names_agree(quoted, tokens[other]) if outer else _misspelt(quoted, tokens[other], known)):
+            return False
+        alike = (rival for rival, words in tokens.items() if rival != other and _misspelt(quoted, words, set()))
+        if any(_likeness(line, rival) >= _likeness(line, other) for rival in alike):
+            return False
+    return True
+
+
+def _tokens(line: str) -> list[str]:
+    """Return the words and signs of a line, without what is often quoted wrong: blanks, quotes, the last sign."""
+    plain = re.sub(r"\\*[\"'`]", "'", line.translate(_FOLDED)).strip().rstrip(".,;:")
+    return re.findall(r"\w+|[^\w\s]", plain)
+
+
+def _misspelt(quoted: list[str], there: list[str], known: set[str]) -> bool:
+    """Tell whether two lines are the same but for misspelt words that are not ``known``; one word at least is right."""
+    if len(quoted) != len(there):
+        return False
+    pairs = [(one, other) for one, other in zip(quoted, there, strict=True) if one != other]
+    right = sum(one == other and one[0].isalnum() for one, other in zip(quoted, there, strict=True))
+    return (not pairs or right > 0) and all(one not in known and _is_typo(one, other) for one, other in pairs)
+
+
+def _is_typo(one: str, other: str) -> bool:
+    """Tell whether a word is another one misspelt: the same parts (of ``a_b`` or ``aB``), long ones with a slip."""
+    if one.replace("_", "") == other.replace("_", ""):
+        return len(other) >= _TYPO_MIN_CHARS
+    if one[0] != other[0]:  # a sign, or "encode" and "decode"
+        return False
+    parts, others = (re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_A-Za-z]+", word) for word in (one, other))
+    return len(parts) == len(others) and all(
+        part == wrong
+        or (
+            part.isalpha()
+            and part[0] == wrong[0]
+            and min(len(part), len(wrong)) >= _TYPO_MIN_CHARS
+            and _likeness(part, wrong) >= _TYPO_LIKENESS
+        )
+        for part, wrong in zip(parts, others, strict=True)
+    )
+
+
+def _names_agree(quoted: list[str], there: list[str]) -> bool:
+    """Tell whether two lines differ only in words, not numbers, that one of them does not have."""
+    matcher = SequenceMatcher(None, quoted, there, autojunk=False)
+    changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
+    extra = [word for _, a, b, c, d in changes for word in (*quoted[a:b], *there[c:d])]
+    return all(change[0] != "replace" for change in changes) and all(
+        word == "," or (word.isidentifier() and word != "not") for word in extra
+    )
 
 
 def _undecided(places: list[int]) -> MatchError:

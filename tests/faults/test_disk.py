@@ -54,21 +54,21 @@ def assert_told(ended: Ended, *words: str) -> None:
     assert ended.stderr.endswith(" --resume\n")
 
 
-def whole_rows(place: Workplace) -> list[str]:
+def recorded(place: Workplace) -> list[str]:
     """The prompts of all rows; a line that is none fails."""
     return sorted(prompt_of(row) for row in place.rows())
 
 
 def finish(place: Workplace, prompts: list[str]) -> None:
     """Resume: what is recorded is not asked for again, all is there at the end, and no line is torn."""
-    done = whole_rows(place)
+    done = recorded(place)
     with ScriptedEndpoint([answer("1")]) as endpoint:
         ended = place.run(endpoint.base_url, resume=True)
         assert sorted([*done, *prompts_of(endpoint)]) == sorted(prompts)
     assert ended.code == 0, ended.stderr
     assert "ignored" not in ended.stderr
     assert [prompt_of(row) for row in place.trajectories()] == prompts
-    assert whole_rows(place) == sorted(prompts)
+    assert recorded(place) == sorted(prompts)
     assert not list(place.run_dir().glob(".*.tmp"))
 
 
@@ -78,7 +78,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_row(place: Workplace, disk: Path
     with ScriptedEndpoint([BIG_ROW]) as endpoint:
         ended = place.run(endpoint.base_url, concurrency=2)
     assert_told(ended, "cannot write data/r/batch_", ENOSPC)
-    assert whole_rows(place)
+    assert recorded(place)
     assert (place.run_dir() / "run.log").exists()
     (disk / "more").touch()
     subprocess.run(["mount", "-o", f"remount,size={4 * SIZE}", disk], check=True)
@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_in_the_middle_of_the_merge(place: Workplace, disk: 
         ended = place.run(endpoint.base_url)
         assert_told(ended, "cannot write data/r/trajectories.jsonl", ENOSPC)
         assert len(endpoint.requests) == 2
-    assert whole_rows(place) == prompts
+    assert recorded(place) == prompts
     assert place.json("checkpoint.json")["completed_prompts"] == [0, 1]
     assert not (place.run_dir() / "trajectories.jsonl").exists()
     subprocess.run(["mount", "-o", f"remount,size={4 * SIZE}", disk], check=True)
@@ -218,7 +218,7 @@ def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_pa
         ended = place.run(endpoint.base_url, batch_size=20, concurrency=10)
         assert time.monotonic() - started < 0.3 * len(prompts)
     assert ended.code == 0
-    assert whole_rows(place) == prompts
+    assert recorded(place) == prompts
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_an_interrupt_on_a_slow_disk(place: Workplace, tmp_path: Path) -> None:
         assert time.monotonic() - started < 10
     assert ended.code == 130
     assert "resume with: " in ended.stdout + ended.stderr
-    asked = set(whole_rows(place))
+    asked = set(recorded(place))
     with ScriptedEndpoint([answer("1")]) as endpoint:
         place.env["FSYNC_MILLISECONDS"] = "0"
         assert place.run(endpoint.base_url, resume=True).code == 0

@@ -13,6 +13,7 @@ from endpoints.script import ScriptedReply
 from endpoints.scripted import ScriptedEndpoint
 from sandboxes import BACKENDS
 from tests.faults.processes import GONE_SECONDS, assert_gone, below, below_me, sandboxes, spawner, wait_for_workers
+from tests.faults.recorded import all_but_merged, whole_rows
 from tests.program import (
     Json,
     Workplace,
@@ -37,12 +38,6 @@ def two_turns(delay_seconds: tuple[float, float]) -> list[ScriptedReply]:
     return [terminal("echo $((6 * 7))", **wait), answer("42", **wait)]
 
 
-def whole_rows(place: Workplace) -> list[str]:
-    """The prompts of all rows that end in a newline."""
-    lines = [line for path in place.run_dir().glob("batch_*.jsonl") for line in path.read_bytes().splitlines(True)]
-    return [prompt_of(json.loads(line)) for line in lines if line.endswith(b"\n")]
-
-
 def kill_again_and_again(place: Workplace, endpoint: ScriptedEndpoint, kills: int, dice: random.Random) -> None:
     """Kill the program and resume it; whatever is recorded at a kill must never be asked for again."""
     done: set[str] = set()
@@ -57,6 +52,9 @@ def kill_again_and_again(place: Workplace, endpoint: ScriptedEndpoint, kills: in
         asked = set(prompts_of(endpoint)[before:])
         assert not done & asked
         done = set(whole_rows(place))
+        checkpoint = place.run_dir() / "checkpoint.json"
+        promised = json.loads(checkpoint.read_bytes())["completed_prompts"] if checkpoint.exists() else []
+        assert {f"question {index:03}" for index in promised} <= done
         assert len(asked - done) <= WORKERS * PER_WORKER
 
 
@@ -147,6 +145,38 @@ def test_a_start_sweeps_what_is_left_when_everything_was_killed_at_once(place: W
     assert f"removed {len(left)} sandboxes" in ended.stderr
     assert not processes_with(nap)
     assert not sandboxes(place)
+
+
+@pytest.mark.slow
+def test_a_start_sweeps_nothing_of_a_run_that_lives(place: Workplace) -> None:
+    place.dataset(["sleep", "answer"])
+    replies = [
+        terminal("sleep 2; echo rested", prompt="sleep"),
+        answer("1", prompt="sleep"),
+        answer("1", prompt="answer"),
+    ]
+    with ScriptedEndpoint(replies) as endpoint, ending(place.start(endpoint.base_url)) as process:
+        wait_until(lambda: sandboxes(place), "the sandbox is made")
+        other = place.run(endpoint.base_url, run_name="other")
+        assert (other.code, other.stderr) == (0, "")
+        ended = place.ended(process)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "rested" in str(place.trajectories()[0]["conversations"])
+
+
+@pytest.mark.slow
+def test_a_program_that_is_killed_in_the_middle_of_the_merge(place: Workplace) -> None:
+    all_but_merged(place, 3000)
+    half_made = place.run_dir() / ".trajectories.jsonl.tmp"
+    for _ in range(2):
+        with ending(place.start("http://127.0.0.1:9/v1", resume=True)) as process:
+            wait_until(lambda: half_made.exists() and half_made.stat().st_size > 0, "it merges")
+            process.kill()
+            process.communicate()
+        assert not (place.run_dir() / "trajectories.jsonl").exists()
+    assert place.run("http://127.0.0.1:9/v1", resume=True).code == 0
+    assert len(place.trajectories()) == 3000
+    assert not half_made.exists()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import shlex
@@ -15,6 +14,7 @@ import pytest
 
 from endpoints.scripted import ScriptedEndpoint
 from tests.faults.processes import assert_gone, below_me, sandboxes
+from tests.faults.recorded import all_but_merged, checkpoint_is_true
 from tests.program import (
     Ended,
     Workplace,
@@ -56,11 +56,6 @@ def finish(place: Workplace, command: list[str]) -> None:
     """Run the command that was named; the run must end well."""
     ended = place.ended(place.start_command(command))
     assert ended.code == 0, ended.stderr
-
-
-def checkpoint_is_true(place: Workplace) -> bool:
-    done = sorted(row["prompt_index"] for row in place.rows() if not row.get("failed"))
-    return bool(place.json("checkpoint.json")["completed_prompts"] == done)
 
 
 @pytest.mark.parametrize("number", [SIGNALS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in SIGNALS[1:])])
@@ -125,25 +120,10 @@ def test_a_signal_during_the_start(place: Workplace, delay_seconds: float, numbe
     assert len(place.trajectories()) == 1
 
 
-def many_rows(place: Workplace, rows: int) -> None:
-    """A run that is done but for its merge, which takes a while."""
-    place.dataset([f"question {number}" for number in range(rows)])
-    with ScriptedEndpoint([answer("1")]) as endpoint:
-        assert place.run(endpoint.base_url, max_samples=1).code == 0
-    (row,) = place.rows()
-    row["conversations"][-1]["value"] += "." * 20_000
-    with (place.run_dir() / "batch_1.jsonl").open("wb") as file:
-        for number in range(1, rows):
-            row["prompt_index"] = number
-            row["conversations"][1]["value"] = f"question {number}"
-            file.write(json.dumps(row).encode() + b"\n")
-    (place.run_dir() / "trajectories.jsonl").unlink()
-
-
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGINT)])
 @pytest.mark.slow
 def test_a_signal_during_the_merge(place: Workplace, numbers: tuple[signal.Signals, ...]) -> None:
-    many_rows(place, 3000)
+    all_but_merged(place, 3000)
     half_made = place.run_dir() / ".trajectories.jsonl.tmp"
     with ending(place.start("http://127.0.0.1:9/v1", resume=True)) as process:
         wait_until(half_made.exists, "it merges")

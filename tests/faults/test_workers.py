@@ -18,8 +18,9 @@ import pytest
 
 from endpoints.scripted import ScriptedEndpoint
 from rollout.pool import SILENCE_SECONDS
-from tests.faults.processes import Process, below, private_kib, sandboxes, spawner, wait_for_workers, workers
-from tests.program import Workplace, answer, ending, prompt_of, prompts_of, terminal, wait_until
+from tests.faults.processes import Process, below, below_me, private_kib, sandboxes, spawner, wait_for_workers, workers
+from tests.faults.recorded import outcomes
+from tests.program import Workplace, answer, ending, prompts_of, terminal, wait_until
 
 DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
 CGROUPS = Path("/sys/fs/cgroup")
@@ -42,13 +43,6 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def outcomes(place: Workplace) -> dict[str, str]:
-    """How each prompt ended; there must be one row each."""
-    ends = {prompt_of(row): row["error"]["kind"] if row.get("failed") else "done" for row in place.rows()}
-    assert len(ends) == len(place.rows())
-    return ends
 
 
 class WorkerOf:
@@ -97,7 +91,7 @@ def test_workers_that_are_killed_at_random_lose_nothing(place: Workplace) -> Non
         nonlocal deaths
         time.sleep(dice.uniform(0.2, 1.0))
         if alive := workers():
-            dice.choice(alive).kill(dice.choice(DEATHS))
+            dice.choice([*alive, *spawners()]).kill(dice.choice(DEATHS))
             deaths += 1
 
     replies = [terminal("echo $((6 * 7))", delay_seconds=(0.0, 0.4)), answer("42", delay_seconds=(0.0, 0.4))]
@@ -107,13 +101,17 @@ def test_workers_that_are_killed_at_random_lose_nothing(place: Workplace) -> Non
         meanwhile(kill_one),
     ):
         ended = place.ended(process, 120)
-    assert deaths > 5
+    assert deaths > 5, ended
     ends = outcomes(place)
     assert sorted(ends) == prompts
     assert set(ends.values()) <= {"done", "worker_died"}
     assert ended.code == (1 if "worker_died" in ends.values() else 0)
     assert len(place.trajectories()) == Counter(ends.values())["done"]
     wait_until(lambda: not sandboxes(place), "the sandboxes of dead workers are gone", 5)
+
+
+def spawners() -> list[Process]:
+    return [process for process in below_me() if "rollout.spawner" in process.command and process not in workers()]
 
 
 @pytest.mark.slow
@@ -255,11 +253,12 @@ def test_a_program_that_cannot_start_workers_says_so(place: Workplace) -> None:
         "import os, sys\nif 'rollout.spawner' in str(sys.orig_argv): os._exit(3)\n"
     )
     with ScriptedEndpoint([answer("1", delay_seconds=5)]) as endpoint:
-        many = place.command(endpoint.base_url, {"num_workers": 80, "concurrency": 1})
-        too_many = place.ended(place.start_command(["prlimit", "--nofile=40:40", *many]))
+        flags = {"num_workers": 80, "concurrency": 1}
+        limited = ["prlimit", "--nofile=40:40", *place.command(endpoint.base_url, flags)]
+        too_many = place.ended(place.start_command(limited))
         place.env["PYTHONPATH"] = str(broken)
-        stillborn = place.ended(place.start_command([*many, "--resume"]))
-    for ended, told in ((too_many, "Too many open files"), (stillborn, "5 workers in a row died while starting")):
+        stillborn = place.run(endpoint.base_url, run_name="other", **flags)
+    for ended, told in ((too_many, "Too many open files"), (stillborn, "workers die while they start")):
         assert (ended.code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
         assert ended.stderr.startswith("error: ")
         assert told in ended.stderr

@@ -103,12 +103,13 @@ def test_a_row_whose_sample_moved_gets_its_index_of_today(tmp_path: Path, saved:
     assert (tmp_path / "batch_0.jsonl").read_bytes() == saved + b"\n"
 
 
-def test_rows_of_deleted_samples_stay_at_the_place_they_had(tmp_path: Path) -> None:
+def test_rows_of_deleted_samples_stay_in_the_batch_files_alone(tmp_path: Path) -> None:
     write_batch(tmp_path, 0, [a_row(0, "a"), a_row(1, "gone"), a_row(2, "c"), a_row(8, "gone too"), a_row(None, "odd")])
     report, lines, _ = merge(tmp_path, ["a", "c", "new"])
-    assert [json.loads(text)["conversations"][1]["value"] for text in lines] == ["a", "c", "gone", "gone too", "odd"]
-    assert [json.loads(text)["prompt_index"] for text in lines] == [0, 1, 1, 8, -1]
+    assert [json.loads(text)["conversations"][1]["value"] for text in lines] == ["a", "c"]
+    assert [json.loads(text)["prompt_index"] for text in lines] == [0, 1]
     assert report.orphans == 3
+    assert report.fates["superseded"] == 3
 
 
 def test_rows_of_another_writer_can_be_completed(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def test_arguments(arguments: Any, expected: dict[str, Any]) -> None:
         ('{"path":"a.txt","content":"hel', CUT),
         ('{"path":', CUT),
         ("hello", CUT),
+        ("NaN", "not a JSON object"),
     ],
 )
 def test_bad_arguments_are_kept_and_told(arguments: str, problem: str) -> None:

@@ -281,7 +281,6 @@ PASSED = [
     "rm -rf ~/project",
     "rm -rf $HOME/project/*",
     'rm -rf "$BUILD"',
-    "rm -rf $BUILD/*",
     "rm -rf *",
     "rm -rf .",
     "cd build && rm -rf *",

@@ -196,6 +196,71 @@ def test_another_thing_of_the_same_form_is_not_taken(text: str, old: str) -> Non
     assert "not found" in refusal(text, old)
 
 
+C_TWINS = "int a() {\n  foo();\n  return 1;\n}\n\nint b() {\n  bar();\n  return 2;\n}\n"
+IF_TWINS = "if (x) {\n  run(1);\n}\nif (y) {\n  run(2);\n}"
+PY_SHORT = "def f(a):\n    x = 1\n    y = 2\n    return x\n"
+PY_TWINS = "def aa():\n    compute(1)\n    return 0\n\ndef bb():\n    compute(2)\n    return 0"
+GO = "func Open() error {\n\tlog.Info(name)\n\tretry(3, name)\n\tcount := limit + 1\n\treturn nil\n}\n"
+RUST = "fn main() {\n    let total_left = sum(&items);\n    let ready = !stopped;\n    show(total_left);\n}\n"
+SQL = "SELECT name\nFROM users\nWHERE age > 18\nORDER BY name;\n"
+LONG = (
+    "def long(job):\n"
+    + "".join(f"    step_{word}(job, {n}00)\n" for n, word in enumerate("abcdefgh"))
+    + "    return job\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "old"),
+    [
+        (C_TWINS, "int a() {\n  bar();\n  return 2;\n}"),
+        (IF_TWINS, "if (x) {\n  run(2);\n}"),
+        (PY_SHORT + PY_SHORT.replace("def f", "def g"), "def f(a):\n    x = 9\n    zz = 222222\n    return x"),
+        (PY_TWINS, "def aa():\n    compute(2)\n    return 0"),
+        ("alpha 1\nbeta 2\ngamma 3", "alpha 1\nbeta 9999\ngamma 3"),
+        (GO, GO.replace("retry(3", "retry(4")),
+        (GO, GO.replace("limit + 1", "limit - 1")),
+        (GO, GO.replace("log.Info", "log.Warn")),
+        (GO, GO.replace("retry(3, name)", "retry(3)")),
+        (RUST, RUST.replace("!stopped", "stopped")),
+        (RUST, RUST.replace("total_left = ", "total_lift = ")),
+        (RUST, RUST.replace("(total_left)", "(total_a)")),
+        (SQL, SQL.replace("> 18", "< 18")),
+        (SQL, SQL.replace("> 18", "> 180")),
+        (LONG, LONG.replace("500", "550")),
+        (LONG, LONG.replace("step_d", "step_k")),
+        (LONG, LONG.replace("step_d", "step_dd").replace("(job):", "(job, x):")),
+        ("a: {\n  sep: ',',\n  end: 1,\n}\n", "a: {\n  sep: ';',\n  end: 1,\n}\n"),
+        ("if not ready:\n    start(now)\n    wait()\n", "if ready:\n    start(now)\n    wait()\n"),
+        ("def go(x):\n    encode(x, y)\n    return y\n", "def go(x):\n    decode(x, y)\n    return y\n"),
+        ("go {\n  setNameA(x, y)\n}\n", "go {\n  setNameB(x, y)\n}\n"),
+        ("def saves(self):\n    x = 1\n    y = 2\n", "def save(self):\n    x = 1\n    y = 2\n"),
+        # a word, or a line, that stands elsewhere is no slip
+        ("one {\n  send(internal, x)\n}\ninterval = 1\n", "one {\n  send(interval, x)\n}\n"),
+        ("one {\n  send('x', y)\n}\ntwo {\n  send(\"x\", y)\n}\n", 'one {\n  send("x", y)\n}\n'),
+        ("one {\n  send(computer, y)\n}\ntwo {\n  send(computed, y)\n}\n", "one {\n  send(compute, y)\n}\n"),
+    ],
+)
+def test_another_number_operator_or_name_is_no_misspelling(text: str, old: str) -> None:
+    assert "not found" in refusal(text, old)
+
+
+@pytest.mark.parametrize(
+    ("quoted", "there"),
+    [
+        ("# recieve the whole mesage first", "# receive the whole message first"),
+        ("// Keep the ordre of the parts", "// Keep the order of the parts."),
+        ("send('x', name)", 'send("x", name);'),
+        ("total_wdith = scale * 2", "total_width = scale * 2"),
+        ("getMesage(name)", "getMessage(name)"),
+    ],
+)
+def test_a_misspelt_line_between_its_own_outer_lines_is_found(quoted: str, there: str) -> None:
+    block = f"begin one {{\n    {there}\n    go()\n}}"
+    text = f"{block}\nbegin two {{\n    other(name)\n    go()\n}}\n"
+    assert found_in(text, block.replace(there, quoted)) == ("block_anchor", [block])
+
+
 WORDS = st.lists(st.text(string.ascii_lowercase, min_size=4, max_size=9), min_size=2, max_size=5).map(" ".join)
 BODY = st.lists(WORDS, min_size=1, max_size=4, unique=True)
 

@@ -168,6 +168,8 @@ def load(path):
     ("text", "old", "new", "result"),
     [
         (FUNCTIONS, "def load(path):\n    data = fetch(url, 3)\n    return parse(text)", "pass", "refused: not found"),
+        ("if (x) {\n  run(1);\n}\nif (y) {\n  run(2);\n}", "if (x) {\n  run(2);\n}", "z", "refused: not found"),
+        ("alpha 1\nbeta 2\ngamma 3", "alpha 1\nbeta 9999\ngamma 3", "z", "refused: not found"),
         ("a\r\nb\r\n", "a\nb", "a\nc\nd", "a\r\nc\r\nd\r\n"),
         (
             "def f():\n    if x:\n        return 1\n",
