@@ -9,6 +9,7 @@ long, an alarm stands in for the impatient user's second signal.
 from __future__ import annotations
 
 import os
+import select
 import shlex  # not when it is needed: a signal may come in the middle of another import
 import signal
 import sys
@@ -19,6 +20,7 @@ from types import FrameType
 EXIT_INTERRUPTED = 130
 PATIENCE_SECONDS = 7  # from the first signal to the one that the alarm stands in for
 _LAST_SECONDS = 1  # from the second one on, where it does not end the process by itself
+_HEARD = 2  # signals that a listening pool acts on; the next one finds it stuck
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -47,7 +49,7 @@ def catch_signals(interrupt: Interrupt, *, unwind: bool) -> None:
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         interrupt.request()
         signal.alarm(PATIENCE_SECONDS if interrupt.count == 1 else _LAST_SECONDS)
-        if interrupt.listening:
+        if interrupt.listening and interrupt.count <= _HEARD:
             return
         if unwind and interrupt.count == 1:
             raise KeyboardInterrupt
@@ -88,6 +90,8 @@ def interrupted_line(command: str) -> str:
 
 def _leave() -> None:
     """End the process here and now."""
-    with suppress(OSError):  # stderr may be gone
-        os.write(2, f"{interrupted_line(resume_command(sys.orig_argv))}\n".encode(errors="backslashreplace"))
+    line = f"{interrupted_line(resume_command(sys.orig_argv))}\n"
+    with suppress(OSError, ValueError):  # stderr may be gone, or nobody reads it
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, line.encode(errors="backslashreplace"))
     os._exit(EXIT_INTERRUPTED)

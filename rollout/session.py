@@ -23,7 +23,7 @@ from rollout.messages import Failure
 from rollout.rows import Row, RowFacts, build_row, discarded_row, summary
 from rollout.samples import Sample
 from sandboxes import BACKENDS
-from sandboxes.base import Sandbox, SandboxSpec
+from sandboxes.base import ImageBackend, Sandbox, SandboxError, SandboxSpec
 from tools.base import ToolContext, ToolLimits
 from toolsets import Distribution, draw
 
@@ -134,7 +134,7 @@ class Session:
         wall = asyncio.timeout(self.stage.config.timeout_seconds)
         try:
             async with wall:
-                result = await self.agent.run()
+                result = await self._checked_run()
         except TimeoutError:
             if not wall.expired():
                 raise
@@ -143,6 +143,16 @@ class Session:
         finally:
             await asyncio.shield(self.sandbox.close())
         return self._row(result)
+
+    async def _checked_run(self) -> AgentResult:
+        """Run the agent, after making sure of the image: the model costs money, and is no use without it."""
+        backend = BACKENDS[self.kind]
+        if isinstance(backend, ImageBackend):
+            try:
+                await backend.ensure_image(self.sample.image)
+            except SandboxError as error:
+                return self.agent.failed(Failure(error.kind, str(error)))
+        return await self.agent.run()
 
     def _log_call(self, text: str) -> None:
         self.stage.log("call", f"[B{self.batch_num}:P{self.sample.index}] {text}")

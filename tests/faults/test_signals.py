@@ -152,6 +152,25 @@ def test_a_signal_when_all_is_done_changes_nothing(place: Workplace) -> None:
 
 
 @pytest.mark.slow
+def test_a_signal_when_nobody_reads_what_is_told(place: Workplace) -> None:
+    """The program stands still in the middle of a line."""
+    place.dataset([f"question {number}" for number in range(40)])
+    replies = [terminal("yes | head -c 20000", delay_seconds=0.2), answer("1")]
+    with ScriptedEndpoint(replies) as endpoint:
+        flags = {"verbose": True, "log_prefix_chars": 20_000}
+        with ending(place.start(endpoint.base_url, **flags)) as process:
+            wait_until(lambda: len(endpoint.requests) > 4, "it works")
+            time.sleep(1.5)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(SECONDS) == 130
+            process.communicate()
+    assert_gone(below_me)
+    with ScriptedEndpoint([answer("1")]) as endpoint:
+        assert place.run(endpoint.base_url, resume=True).code == 0
+    assert len(place.trajectories()) == 40
+
+
+@pytest.mark.slow
 def test_what_nohup_ignores_stays_ignored(place: Workplace) -> None:
     place.dataset(["one"])
     with ScriptedEndpoint([answer("1", delay_seconds=1)]) as endpoint:
