@@ -49,6 +49,8 @@ def checked_words(argv: Sequence[str]) -> list[str]:
             before = ""
             continue
         _refuse_missing(before)
+        if word == "-h":
+            word = "--help"  # noqa: PLW2901 - the only short form there is
         if not re.match(r"--[A-Za-z]", word):
             raise UsageError(f"unexpected word {word!r}; every option is written --flag=value")
         name, equals, value = word[2:].partition("=")
