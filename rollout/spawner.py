@@ -147,9 +147,10 @@ def _become_worker(descriptor: int) -> None:
         code = 0
     finally:
         # No finalizers of the spawner's may run in a fork of it.
-        with suppress(OSError):  # the log's disk may be full
+        try:
             sys.stderr.flush()
-        os._exit(code)
+        finally:
+            os._exit(code)
 
 
 def _leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:

@@ -77,6 +77,8 @@ class Worker:
             self._send_row(session, await session.run())
         except asyncio.CancelledError:
             self._send_row(session, session.failed(Failure("interrupted", "the run was interrupted")))
+        except MemoryError:
+            raise  # who has none left need not be the one that took it: all are tried again, each alone
         except Exception as error:  # noqa: BLE001 - one of the two places that record whatever goes wrong
             self.log("trace", f"prompt {sample.index}: {traceback.format_exc()}")
             self._send_row(session, session.failed(Failure("internal", f"{type(error).__name__}: {error}")))
@@ -86,13 +88,14 @@ class Worker:
         self._send(Frame(header, hidden(encode_row(row), session.stage.secrets)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the process when not even a failure could be recorded: that is how the parent hears of it."""
+        """End the process when a rollout gave no row: that is how the parent hears of it."""
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            with suppress(OSError):  # the log's disk may be full
+            try:
                 traceback.print_exception(error)
                 sys.stderr.flush()
-            os._exit(1)
+            finally:
+                os._exit(1)
 
     def log(self, level: str, text: str) -> None:
         """Hand a line to the parent, which is the only one that prints."""

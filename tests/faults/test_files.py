@@ -244,7 +244,7 @@ def test_another_number_of_samples_at_each_start(place: Workplace) -> None:
         ended, asked = resumed(place, max_samples=samples)
         assert (ended.code, asked) == (0, PROMPTS[done : samples or 6])
         done = max(done, samples or 6)
-        assert [prompt_of(row) for row in place.trajectories()] == PROMPTS[:done]
+        assert [prompt_of(row) for row in place.trajectories()] == PROMPTS[: samples or 6]
 
 
 @pytest.mark.slow
