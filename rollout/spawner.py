@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -148,6 +148,8 @@ def _become_worker(descriptor: int) -> None:
     finally:
         # No finalizers of the spawner's may run in a fork of it.
         try:
+            if error := sys.exception():
+                traceback.print_exception(error)
             sys.stderr.flush()
         finally:
             os._exit(code)
