@@ -23,10 +23,13 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _INTEGER_RANGE = {"minimum": -1_000_000_000, "maximum": 1_000_000_000}  # else a model may write zeros without end
 # Text: no line begins with <, or with { and a quotation mark, where a made-up result or a sham call would be.
 _TEXT = r"/[\p{L}0-9\x22\x2f'*#$(.-][^\n]*(\n+([^{<`\n][^\n]*|```\w*|\{([^\x22\n][^\n]*)?))*\n*/"
-# How a thought begins decides what follows it. These are the model's own beginnings: where a step is left, it is by far
-# most likely to say "I"; where none is, "The" or "Now". "first" and "now" keep it from saying the same thing again.
+# How a thought begins steers what follows it. These are the model's own beginnings: where a step is left, it is most
+# likely to say "I"; where none is, "The" or "Now". "first" and "now" keep it from saying the same thing again.
 _PLANS = {True: r'"<think>\nI will first " sentence', False: r'"<think>\nI will now " sentence'}
-_ANSWERS = {True: r'"<think>\nNo tool is needed.\n</think>\n"', False: r'"<think>\n" ("The " | "Now I know ") sentence'}
+_FINDINGS = {
+    True: r'"<think>\nNo tool is needed.\n</think>\n"',
+    False: r'"<think>\n" ("The " | "Now I know ") sentence',
+}
 _SENTENCE = r'/[^<{\n]{5,160}/ "\n</think>\n"'
 
 
@@ -42,13 +45,15 @@ def call_grammar(tools: Mapping[str, Schema], *, step: int, text: bool) -> str:
         opening = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
         rules.append(f"arguments{number}: %json {json.dumps(argument_schema(schema))}")
         rules.append(f'call{number}: {opening} arguments{number} "}}"')
-    call = f"({' | '.join(f'call{number}' for number in range(len(tools)))})"
-    answer = "text"
+    call = f"({' | '.join(f'call{number}' for number in range(len(tools)))})" if tools else ""
+    answer = "text" if text or not tools else ""
+    choices = [call, answer]
     if step:
-        call = f"{_PLANS[step == 1]} {call}"
-        answer = f"{_ANSWERS[step == 1]} text"
-    choices = ([call] if tools else []) + ([answer] if text or not tools else [])
-    return "\n".join(["%llguidance {}", *rules, f"start: {' | '.join(choices)}", ""])
+        plan, finding = _PLANS[step == 1], _FINDINGS[step == 1]
+        either = " | ".join(choice for choice in choices if choice) if step > 1 else answer
+        choices = [call and f"{plan} {call}", either and f"{finding} ({either})"]
+    rules.append(f"start: {' | '.join(choice for choice in choices if choice)}")
+    return "\n".join(["%llguidance {}", *rules, ""])
 
 
 def argument_schema(schema: Schema) -> Schema:

@@ -38,8 +38,6 @@ To call a function, answer with one JSON object holding the function name and it
 {{"name": <function-name>, "arguments": <args-json-object>}}
 Work step by step: before each call, say in one sentence between <think> and </think> what you will do. When all steps \
 are done, answer in plain text, with what the functions returned."""
-# Without it the model takes the first result for the last one; measured, it parts going on from answering best.
-_NUDGE = "If every step of the task is done, answer; if not, take the next step."
 _THINK = re.compile(r"\A<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
 _CALL = re.compile(r'\A\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\Z', re.DOTALL)
 
@@ -64,7 +62,7 @@ def fold(request: ChatRequest) -> list[JsonObject]:
         if message.role == "user":
             _add(folded, "user", message.text)
         elif message.role == "tool":
-            _add(folded, "user", f"<tool_response>\n{message.text}\n</tool_response>\n{_NUDGE}")
+            _add(folded, "user", f"<tool_response>\n{message.text}\n</tool_response>")
         elif message.role == "assistant":
             _add(folded, "assistant", _said(message))
     return folded

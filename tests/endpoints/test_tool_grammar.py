@@ -23,21 +23,17 @@ def test_without_thinking_it_is_a_call_or_text() -> None:
     assert start_of({"terminal": COMMAND}, 0, text=False) == "start: (call0)"
 
 
-def test_the_first_step_plans_or_says_that_no_tool_is_needed() -> None:
-    assert start_of({"terminal": COMMAND}, 1, text=True) == (
-        r'start: "<think>\nI will first " sentence (call0) | "<think>\nNo tool is needed.\n</think>\n" text'
-    )
+def test_the_first_step_plans_a_call_or_says_that_no_tool_is_needed() -> None:
+    plan, direct = r'"<think>\nI will first " sentence (call0)', r'"<think>\nNo tool is needed.\n</think>\n" (text)'
+    assert start_of({"terminal": COMMAND}, 1, text=True) == f"start: {plan} | {direct}"
+    assert start_of({"terminal": COMMAND}, 1, text=False) == f"start: {plan}"
 
 
-def test_a_later_step_plans_or_says_what_it_found() -> None:
-    tools = {"terminal": COMMAND, "read_file": COMMAND}
-    call, found = (
-        r'"<think>\nI will now " sentence (call0 | call1)',
-        r'"<think>\n" ("The " | "Now I know ") sentence text',
-    )
-    assert start_of(tools, 3, text=False) == f"start: {call}"
-    assert start_of(tools, 3, text=True) == f"start: {call} | {found}"
-    assert start_of({}, 3, text=True) == f"start: {found}"
+def test_a_later_step_plans_a_call_or_says_what_it_found() -> None:
+    plan, found = r'"<think>\nI will now " sentence (call0)', r'"<think>\n" ("The " | "Now I know ") sentence'
+    assert start_of({"terminal": COMMAND}, 3, text=True) == f"start: {plan} | {found} ((call0) | text)"
+    assert start_of({"terminal": COMMAND}, 3, text=False) == f"start: {plan} | {found} ((call0))"
+    assert start_of({}, 3, text=True) == f"start: {found} (text)"
 
 
 def test_without_tools_it_is_text() -> None:

@@ -11,7 +11,6 @@ from endpoints.chat_request import BadRequestError, ChatRequest, parse_request
 from endpoints.tool_text import MAX_CALLS, Offer, fold, offer, unfold
 
 Json = dict[str, Any]
-NUDGE = "If every step of the task is done, answer; if not, take the next step."
 PROMPT: Json = {"role": "user", "content": "which kernel?"}
 
 
@@ -87,7 +86,7 @@ def test_calls_and_results_become_text() -> None:
             "role": "assistant",
             "content": '<think>\nI will ask.\n</think>\n{"name": "terminal", "arguments": {"command": "uname -r"}}',
         },
-        {"role": "user", "content": f'<tool_response>\n{{"output": "6.1"}}\n</tool_response>\n{NUDGE}'},
+        {"role": "user", "content": '<tool_response>\n{"output": "6.1"}\n</tool_response>'},
     ]
 
 
@@ -95,7 +94,7 @@ def test_neighbours_of_one_role_become_one_turn() -> None:
     result: Json = {"role": "tool", "content": "b"}
     folded = fold(asked(PROMPT, *called("ls"), result, {"role": "user", "content": "sum up"}))
     assert [turn["role"] for turn in folded] == ["system", "user", "assistant", "user"]
-    assert folded[-1]["content"].endswith(f"\n<tool_response>\nb\n</tool_response>\n{NUDGE}\nsum up")
+    assert folded[-1]["content"].endswith("\n<tool_response>\nb\n</tool_response>\nsum up")
 
 
 @pytest.mark.parametrize("arguments", [None, "", "  ", {}])

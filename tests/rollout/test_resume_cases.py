@@ -104,6 +104,8 @@ def test_a_raised_limit_runs_just_the_new_samples(tmp_path: Path) -> None:
     assert leg(tmp_path, limit=6) == [3, 4, 5]
     assert indices(tmp_path) == [0, 1, 2, 3, 4, 5]
     assert leg(tmp_path, limit=2) == []
+    assert indices(tmp_path) == [0, 1]  # what was asked for; the other rows stay in their batch files
+    assert leg(tmp_path, limit=6) == []
     assert indices(tmp_path) == [0, 1, 2, 3, 4, 5]
 
 

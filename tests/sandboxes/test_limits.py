@@ -101,7 +101,7 @@ class TestChildrenInTheBackground:
         first, second = exec_all(kind, "yes & echo first", "echo second")
         assert "first" in first.output
         assert second.output == "second\n"
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 30  # it would be for ever
 
     def test_many_keep_few_descriptors(self, kind: str) -> None:
         async def body(sandbox: Sandbox) -> None:
