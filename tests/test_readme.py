@@ -115,4 +115,4 @@ def test_the_first_command_from_nothing(tmp_path: Path) -> None:
 
 def test_the_tests_command_is_what_ci_runs() -> None:
     assert "python -m pytest" in TESTS
-    assert "python -m pytest -m " in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "python -m pytest -q -m " in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

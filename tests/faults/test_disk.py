@@ -211,7 +211,7 @@ def slow_disk(place: Workplace, tmp_path: Path, milliseconds: int) -> None:
 def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_path: Path) -> None:
     """Rows that arrive together are saved together."""
     slow_disk(place, tmp_path, 300)
-    prompts = [f"question {number:02}" for number in range(40)]
+    prompts = [f"question {number:02}" for number in range(24)]
     place.dataset(prompts)
     with ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint:
         started = time.monotonic()
@@ -223,8 +223,8 @@ def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_pa
 
 @pytest.mark.slow
 def test_an_interrupt_on_a_slow_disk(place: Workplace, tmp_path: Path) -> None:
-    slow_disk(place, tmp_path, 500)
-    place.dataset([f"question {number:02}" for number in range(40)])
+    slow_disk(place, tmp_path, 400)
+    place.dataset([f"question {number:02}" for number in range(24)])
     with (
         ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint,
         ending(place.start(endpoint.base_url, concurrency=10)) as process,
@@ -241,4 +241,4 @@ def test_an_interrupt_on_a_slow_disk(place: Workplace, tmp_path: Path) -> None:
         place.env["FSYNC_MILLISECONDS"] = "0"
         assert place.run(endpoint.base_url, resume=True).code == 0
         assert not {prompt_of(row) for row in place.rows() if not row.get("failed")} - asked - set(prompts_of(endpoint))
-    assert len(place.trajectories()) == 40
+    assert len(place.trajectories()) == 24

@@ -123,7 +123,7 @@ def test_a_signal_during_the_start(place: Workplace, delay_seconds: float, numbe
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGINT)])
 @pytest.mark.slow
 def test_a_signal_during_the_merge(place: Workplace, numbers: tuple[signal.Signals, ...]) -> None:
-    all_but_merged(place, 3000)
+    all_but_merged(place, 2000)
     half_made = place.run_dir() / ".trajectories.jsonl.tmp"
     with ending(place.start("http://127.0.0.1:9/v1", resume=True)) as process:
         wait_until(half_made.exists, "it merges")
@@ -133,7 +133,7 @@ def test_a_signal_during_the_merge(place: Workplace, numbers: tuple[signal.Signa
     assert len(numbers) > 1 or not half_made.exists()
     assert checkpoint_is_true(place)
     finish(place, command)
-    assert len(place.trajectories()) == 3000
+    assert len(place.trajectories()) == 2000
     assert not half_made.exists()
 
 
