@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from endpoints.chat_request import ChatMessage, ChatRequest, Function, JsonObject
 
-MAX_CALLS = 6
+MAX_CALLS = 8
 TOO_HARD = frozenset({"process"})
 _DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."  # what it was trained with
 _INSTRUCTIONS = """\

@@ -211,7 +211,7 @@ def slow_disk(place: Workplace, tmp_path: Path, milliseconds: int) -> None:
 def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_path: Path) -> None:
     """Rows that arrive together are saved together."""
     slow_disk(place, tmp_path, 300)
-    prompts = [f"question {number:02}" for number in range(24)]
+    prompts = [f"question {number:02}" for number in range(40)]
     place.dataset(prompts)
     with ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint:
         started = time.monotonic()
