@@ -39,6 +39,7 @@ from typing import Any
 import fire
 
 from endpoints.launch import EndpointError, check_endpoint, start_endpoint
+from model_tools import missing_tools, tool_settings
 from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
 from rollout.console import Console, fill_closed_streams, say
@@ -157,6 +158,8 @@ class BatchRunner:
                     "secrets": self.console.secrets,
                     "distribution": asdict(plan.distribution),
                     "unavailable": plan.unavailable,
+                    "missing": plan.missing,
+                    "tool_settings": plan.tool_settings,
                     "sandbox": plan.sandbox,
                     "image_sandbox": plan.image_sandbox,
                     "limits": asdict(plan.limits),
@@ -322,7 +325,7 @@ def _read_flags(argv: list[str]) -> dict[str, str]:
 
 def _distributions_text() -> str:
     """Return the distributions by name, with each toolset's chance and what is missing here."""
-    unavailable = unavailable_toolsets()
+    unavailable = unavailable_toolsets(missing_tools(tool_settings(os.environ)))
     lines = []
     for name, distribution in sorted(DISTRIBUTIONS.items()):
         lines.append(f"{name}: {distribution.description}")

@@ -11,7 +11,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -32,22 +32,37 @@ CATALOGUE: dict[str, Tool] = {  # the tools that are built; a new one is one nam
 SANDBOXED_TOOLSETS = frozenset({"terminal", "file", "code_execution"})  # their tools act inside the sandbox
 
 
-def toolset_availability(name: str, sandbox_problem: str = "") -> str:
-    """Say why nothing of a toolset can be used here and what to do about it; "" when it can be used.
+def tool_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the tools read of the environment; see ``tools.services``."""
+    names = {name for tool in CATALOGUE.values() for name in tool.settings}
+    return {name: text for name in sorted(names) if (text := environ.get(name, "").strip())}
 
-    ``sandbox_problem`` is why no sandbox works here, if none does. Raises ValueError for a name that is no toolset.
+
+def missing_tools(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the tools that cannot be used here: name → why, and what to do about it."""
+    reasons = {name: tool.missing(settings) for name, tool in CATALOGUE.items()}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def toolset_availability(name: str, missing: Mapping[str, str], sandbox_problem: str = "") -> str:
+    """Say why nothing of a toolset can be used here and what to do about it; "" when some of it can be used.
+
+    ``missing`` is what ``missing_tools`` says; ``sandbox_problem`` is why no sandbox works here, if none does. Raises
+    ValueError for a name that is no toolset.
     """
     built = [CATALOGUE[tool] for tool in tools_of([name]) if tool in CATALOGUE]
     if not built:
         return "not built into this version; choose or write a distribution without it"
     if sandbox_problem and all(tool.toolset in SANDBOXED_TOOLSETS for tool in built):
         return f"needs a working sandbox: {sandbox_problem}"
+    if all(tool.name in missing for tool in built):
+        return "; ".join(dict.fromkeys(missing[tool.name] for tool in built))
     return ""
 
 
-def offered(toolsets: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the built tools of these toolsets, in the catalogue's fixed order."""
-    return tuple(name for name in tools_of(toolsets) if name in CATALOGUE)
+def offered(toolsets: Iterable[str], missing: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names of the built tools of these toolsets that are not missing, in the catalogue's fixed order."""
+    return tuple(name for name in tools_of(toolsets) if name in CATALOGUE and name not in missing)
 
 
 class Toolbox:
@@ -64,6 +79,7 @@ class Toolbox:
         self._tools = {name: catalogue[name] for name in names}
         self._spellings = {_spelling(name): name for name in names}
         self._context = context
+        context.call_tool = self._call_tool
         self._secrets = tuple(secrets)
         self.masked = 0  # strings masked so far
         self.definitions = tuple(
@@ -96,6 +112,9 @@ class Toolbox:
         except SandboxFileError as error:
             result = {"error": str(error)}
         return ToolMessage(call.id, name or call.name, self._text(result))
+
+    async def _call_tool(self, name: str, arguments: JsonObject) -> ToolMessage:
+        return await self.run(ToolCall("", name, arguments))
 
     async def _run(self, name: str | None, call: ToolCall) -> JsonObject:
         if name is None:

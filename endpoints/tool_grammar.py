@@ -50,8 +50,7 @@ def call_grammar(tools: Mapping[str, Schema], *, step: int, text: bool) -> str:
     choices = [call, answer]
     if step:
         plan, finding = _PLANS[step == 1], _FINDINGS[step == 1]
-        either = " | ".join(choice for choice in choices if choice) if step > 1 else answer
-        choices = [call and f"{plan} {call}", either and f"{finding} ({either})"]
+        choices = [call and f"{plan} {call}", answer and f"{finding} {answer}"]
     rules.append(f"start: {' | '.join(choice for choice in choices if choice)}")
     return "\n".join(["%llguidance {}", *rules, ""])
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from model_tools import toolset_availability
+from model_tools import missing_tools, tool_settings, toolset_availability
 from rollout.config import RunConfig
 from rollout.samples import Dataset
 from sandboxes import select
 from tools.base import ToolLimits
-from toolsets import TOOLSETS, Distribution, load_distribution
+from toolsets import TOOLSETS, Distribution, load_distribution, tools_of
 
 
 class PreflightError(ValueError):
@@ -26,6 +26,8 @@ class Plan:
     dataset: Dataset
     distribution: Distribution
     unavailable: dict[str, str]  # toolset → why it cannot be used here; all toolsets, drawn or not
+    missing: dict[str, str]  # tool → why; also of toolsets of which others can be used
+    tool_settings: dict[str, str]  # what the tools read of the environment; may hold keys
     sandbox: str  # the backend of samples without an image
     image_sandbox: str  # that of samples with one; "" when there is none
     limits: ToolLimits
@@ -36,23 +38,32 @@ def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
     """Check the run. Raises PreflightError, DatasetError, DistributionError."""
     distribution = load_distribution(config.distribution)
     limits = tool_limits(environ)
-    unavailable = unavailable_toolsets()
+    settings = tool_settings(environ)
+    tools_missing = missing_tools(settings)
+    unavailable = unavailable_toolsets(tools_missing)
     missing = {name: unavailable[name] for name in distribution.probabilities if name in unavailable}
     if len(missing) == len(distribution.probabilities):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise PreflightError(f"distribution {distribution.name!r} leaves no toolset that works here ({reasons})")
     warnings = [f"toolset {name} is not available: {reason}" for name, reason in missing.items()]
+    usable = [name for name in distribution.probabilities if name not in unavailable]
+    warnings += [
+        f"tool {name} is not available: {tools_missing[name]}" for name in tools_of(usable) if name in tools_missing
+    ]
     with ExitStack() as on_error:
         dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples))
         sandbox, image_sandbox, warning = _choose_sandboxes(config, dataset)
         on_error.pop_all()
     told = tuple(filter(None, [warning, *warnings]))
-    return Plan(dataset, distribution, unavailable, sandbox, image_sandbox, limits, told)
+    return Plan(dataset, distribution, unavailable, tools_missing, settings, sandbox, image_sandbox, limits, told)
 
 
-def unavailable_toolsets() -> dict[str, str]:
-    """Return every toolset that cannot be used here, with the reason and what to do about it."""
-    reasons = {name: toolset_availability(name) for name in TOOLSETS}
+def unavailable_toolsets(missing: Mapping[str, str]) -> dict[str, str]:
+    """Return every toolset that cannot be used here, with the reason and what to do about it.
+
+    ``missing`` is what ``model_tools.missing_tools`` says of single tools.
+    """
+    reasons = {name: toolset_availability(name, missing) for name in TOOLSETS}
     return {name: reason for name, reason in reasons.items() if reason}
 
 

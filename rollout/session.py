@@ -10,21 +10,23 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from model_tools import Toolbox, offered
 from rollout.agent import Agent, AgentLimits, AgentResult
+from rollout.auxiliary import AuxiliaryModels
 from rollout.chat_model import ChatModel, OpenAIChatModel
 from rollout.config import RunConfig
 from rollout.filters import NO_REASONING, no_reasoning
-from rollout.messages import Failure
+from rollout.messages import Failure, Usage
 from rollout.rows import Row, RowFacts, build_row, discarded_row, summary
 from rollout.samples import Sample
 from sandboxes import BACKENDS
 from sandboxes.base import ImageBackend, Sandbox, SandboxError, SandboxSpec
 from tools.base import ToolContext, ToolLimits
+from tools.services import Services
 from toolsets import Distribution, draw
 
 RETRIES_TOLD_SECONDS = 30.0
@@ -39,6 +41,8 @@ class Stage:
     model: ChatModel
     distribution: Distribution
     unavailable: dict[str, str]  # toolset → why it cannot be used here
+    missing: dict[str, str]  # tool → why
+    services: Services  # of the tools
     sandbox: str  # the backend of samples without an image
     image_sandbox: str  # that of samples with one
     secrets: tuple[str, ...]
@@ -55,6 +59,10 @@ class Stage:
             model=OpenAIChatModel(asked, settings["api_key"], log=_RetryLog(log)),
             distribution=Distribution(**settings["distribution"]),
             unavailable=settings["unavailable"],
+            missing=settings["missing"],
+            services=Services(
+                settings["tool_settings"], AuxiliaryModels(asked, settings["api_key"], settings["tool_settings"])
+            ),
             sandbox=settings["sandbox"],
             image_sandbox=settings["image_sandbox"],
             secrets=tuple(settings["secrets"]),
@@ -68,7 +76,8 @@ class Stage:
         import openai  # noqa: F401, PLC0415 - most of a second, paid once where workers are forked from
 
     async def close(self) -> None:
-        """Close the connections to the endpoint."""
+        """Close the connections to the endpoint, and what the tools share."""
+        await self.services.close()
         if isinstance(self.model, OpenAIChatModel):
             await self.model.close()
 
@@ -120,7 +129,8 @@ class Session:
         spec = SandboxSpec(stage.config.run_name, rollout_id(stage.config.run_name, sample), sample.image, sample.cwd)
         self.sandbox = _SandboxOnDemand(self.kind, spec)
         usable = [name for name in self.drawn if name not in stage.unavailable]
-        self.toolbox = Toolbox(offered(usable), ToolContext(self.sandbox.open, stage.limits), stage.secrets)
+        self.tools = ToolContext(self.sandbox.open, stage.limits, stage.services)
+        self.toolbox = Toolbox(offered(usable, stage.missing), self.tools, stage.secrets)
         limits = AgentLimits(max_turns=stage.config.max_turns, log_prefix_chars=stage.config.log_prefix_chars)
         log = self._log_call if stage.config.verbose else None
         self.agent = Agent(sample.prompt, stage.model, self.toolbox, limits, log)
@@ -141,8 +151,14 @@ class Session:
             seconds = f"{self.stage.config.timeout_seconds:g}"
             return self.failed(Failure("timeout", f"the rollout took longer than --timeout_seconds={seconds}"))
         finally:
-            await asyncio.shield(self.sandbox.close())
+            await asyncio.shield(self._close())
         return self._row(result)
+
+    async def _close(self) -> None:
+        try:
+            await self.tools.close()
+        finally:
+            await self.sandbox.close()
 
     async def _checked_run(self) -> AgentResult:
         """Run the agent, after making sure of the image: the model costs money, and is no use without it."""
@@ -172,12 +188,23 @@ class Session:
             toolsets_used=self.drawn,
             definitions=self.toolbox.definitions,
         )
-        row = build_row(self.sample, result, facts)
+        row = build_row(self.sample, self._with_auxiliary(result), facts)
         wants_reasoning = not (config.reasoning_off or config.keep_no_reasoning)
         came_to_an_end = result.failure is None and not result.partial  # else it may not have got to its reasoning
         if wants_reasoning and came_to_an_end and no_reasoning(row):
             return discarded_row(row, NO_REASONING)
         return row
+
+    def _with_auxiliary(self, result: AgentResult) -> AgentResult:
+        """Count what auxiliary models cost as the rollout's own."""
+        spent = self.tools.spent
+        tokens = Usage(spent.prompt_tokens, spent.completion_tokens, spent.reasoning_tokens, spent.cached_tokens)
+        return replace(
+            result,
+            api_calls=result.api_calls + spent.requests,
+            usage=result.usage + tokens,
+            cost_usd=result.cost_usd + spent.cost_usd,
+        )
 
     def summary(self, row: Row) -> dict[str, Any]:
         """Return what the parent shows and counts of the row, so that it need not parse it."""

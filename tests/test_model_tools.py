@@ -100,24 +100,24 @@ def test_offered_tools_come_in_a_fixed_order_whatever_the_draw() -> None:
 
 def test_a_toolset_that_is_not_built_says_so() -> None:
     for name in TOOLSETS:
-        reason = toolset_availability(name)
+        reason = toolset_availability(name, {})
         assert reason == (
             "" if offered([name]) else "not built into this version; choose or write a distribution without it"
         )
-    assert toolset_availability("terminal") == toolset_availability("debugging") == ""
+    assert toolset_availability("terminal", {}) == toolset_availability("debugging", {}) == ""
 
 
 def test_tools_of_a_sandbox_need_one() -> None:
     assert (
-        toolset_availability("terminal", "docker does not answer") == "needs a working sandbox: docker does not answer"
+        toolset_availability("terminal", {}, "docker does not answer") == "needs a working sandbox: docker does not answer"
     )
-    assert toolset_availability("todo", "docker does not answer") == ""
+    assert toolset_availability("todo", {}, "docker does not answer") == ""
 
 
 def test_every_distribution_can_be_asked_for() -> None:
     for distribution in DISTRIBUTIONS.values():
         for name in distribution.probabilities:
-            assert isinstance(toolset_availability(name), str)
+            assert isinstance(toolset_availability(name, {}), str)
 
 
 def test_definitions_are_what_the_model_is_shown() -> None:

@@ -13,11 +13,13 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from sandboxes.base import Sandbox
+from tools.calls import ToolMessage
+from tools.services import Answer, AuxiliaryError, Question, Services, Settings, Spent
 
 JsonObject = dict[str, Any]
 ToolFunction = Callable[..., Awaitable[JsonObject]]
@@ -42,12 +44,24 @@ class ToolLimits:
     max_result_chars: int = 100_000  # a longer result is cut, whatever the tool
 
 
+@runtime_checkable
+class Closable(Protocol):
+    """A state that holds something to give back when the rollout is over."""
+
+    async def close(self) -> None:
+        """Give it back. Raises nothing that is not a fault of the program."""
+
+
 @dataclass
 class ToolContext:
     """One rollout's tools' surroundings."""
 
     open_sandbox: Callable[[], Awaitable[Sandbox]]  # makes it on the first call, then returns the same one
     limits: ToolLimits = field(default_factory=ToolLimits)
+    services: Services = field(default_factory=Services)
+    spent: Spent = field(default_factory=Spent)  # by auxiliary models so far
+    # Runs another tool of the rollout by name, as the model would; set by the toolbox, for tools that call tools.
+    call_tool: Callable[[str, JsonObject], Awaitable[ToolMessage]] | None = None
     _states: dict[type, Any] = field(default_factory=dict)
 
     def state(self, cls: type[StateT]) -> StateT:
@@ -55,6 +69,22 @@ class ToolContext:
         if cls not in self._states:
             self._states[cls] = cls()
         return self._states[cls]  # type: ignore[no-any-return]
+
+    async def ask(self, question: Question) -> Answer:
+        """Ask an auxiliary model and count what it cost. Raises ToolError."""
+        try:
+            answer = await self.services.models.ask(question)
+        except AuxiliaryError as error:
+            raise ToolError(str(error)) from None
+        self.spent += answer.spent
+        return answer
+
+    async def close(self) -> None:
+        """Close the states that are Closable, the latest first; the sandbox is its maker's to close."""
+        while self._states:
+            _, state = self._states.popitem()
+            if isinstance(state, Closable):
+                await state.close()
 
 
 @dataclass(frozen=True)
@@ -68,6 +98,8 @@ class Tool:
     function: ToolFunction
     arguments: type[BaseModel]
     limit_seconds: Callable[[ToolLimits], float]  # after which a call counts as hung
+    settings: tuple[str, ...] = ()  # environment variables it reads from ``context.services.settings``
+    missing: Callable[[Settings], str] = lambda _: ""  # why it cannot be used and what to do about it, or ""
 
     async def __call__(self, context: ToolContext, arguments: JsonObject) -> JsonObject:
         """Check the arguments and run. Raises ToolError, SandboxError."""
@@ -99,8 +131,14 @@ def tool(
     *,
     name: str = "",
     limit_seconds: Callable[[ToolLimits], float] = lambda limits: limits.max_call_seconds,
+    settings: tuple[str, ...] = (),
+    missing: Callable[[Settings], str] = lambda _: "",
 ) -> Callable[[ToolFunction], Tool]:
-    """Make a Tool of an async function: its docstring is the description, its annotations are the schema."""
+    """Make a Tool of an async function: its docstring is the description, its annotations are the schema.
+
+    ``settings`` names the environment variables it reads; ``missing`` says of these why the tool cannot be used on this
+    machine and what to do about it, or "". It is asked at the door, in every run: it must be quick and import nothing.
+    """
 
     def make(function: ToolFunction) -> Tool:
         tool_name = name or function.__name__
@@ -115,6 +153,8 @@ def tool(
             function=function,
             arguments=arguments,
             limit_seconds=limit_seconds,
+            settings=settings,
+            missing=missing,
         )
 
     return make
