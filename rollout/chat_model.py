@@ -23,7 +23,7 @@ from rollout.texts import one_line
 from tools.redact import redact
 
 if TYPE_CHECKING:
-    import openai
+    from rollout.transport import Connection
 
 __all__ = ["CallLimits", "ChatModel", "ContextOverflowError", "ModelError", "Observer", "OpenAIChatModel", "Reply"]
 
@@ -81,7 +81,7 @@ class OpenAIChatModel:
         self._limits = limits
         self._observe = observe
         self._log = log
-        self._client: openai.AsyncOpenAI | None = None
+        self._connection: Connection | None = None
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Reply:
         """Return the next assistant message, however many tries it takes. Raises ModelError, ContextOverflowError."""
@@ -104,9 +104,9 @@ class OpenAIChatModel:
 
     async def close(self) -> None:
         """Close the connections. The next call opens new ones."""
-        if self._client:
-            client, self._client = self._client, None
-            await client.close()
+        if self._connection:
+            connection, self._connection = self._connection, None
+            await connection.close()
 
     async def _try(self, request: Request) -> Reply:
         started = time.monotonic()
@@ -120,40 +120,23 @@ class OpenAIChatModel:
 
     async def _post(self, body: bytes) -> bytes:
         """Return the body of an HTTP 200. Raises TryError."""
-        import httpx2  # noqa: PLC0415 - comes with openai, which takes most of a second
-        import openai  # noqa: PLC0415
+        from rollout.transport import Connection, TransportError  # noqa: PLC0415 - takes most of a second
 
-        from rollout.transport import TransportError  # noqa: PLC0415
-
-        client = self._client = self._client or self._connect()
+        if self._connection is None:
+            self._connection = Connection(self._base_url, self._api_key, self._limits.max_body_bytes)
         try:
             async with asyncio.timeout(self._limits.request_seconds):
-                response = await client.post("/chat/completions", content=body, cast_to=httpx2.Response)
-        except openai.APIStatusError as error:
-            refused = refusal(error.status_code, error.response.content)
-            refused.retry_after_seconds = retry_after_seconds(error.response.headers, time.time())
-            raise refused from None
+                answer = await self._connection.post("chat/completions", body)
         except TransportError as error:
             raise TryError(Verdict(error.kind, retry=not error.permanent), str(error)) from None
         except TimeoutError:
             told = f"no whole answer within {self._limits.request_seconds:g} s"
             raise TryError(Verdict("timeout", retry=True), told) from None
-        return response.content
-
-    def _connect(self) -> openai.AsyncOpenAI:
-        import httpx2  # noqa: PLC0415
-        import openai  # noqa: PLC0415
-
-        from rollout.transport import BoundedTransport  # noqa: PLC0415
-
-        transport = BoundedTransport(self._base_url, self._limits.max_body_bytes)
-        return openai.AsyncOpenAI(
-            base_url=self._base_url,
-            api_key=self._api_key,
-            default_headers={"Authorization": f"Bearer {self._api_key}"},  # wins over $OPENAI_CUSTOM_HEADERS
-            max_retries=0,
-            http_client=httpx2.AsyncClient(transport=transport, trust_env=False),
-        )
+        if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+            refused = refusal(answer.status, answer.body)
+            refused.retry_after_seconds = retry_after_seconds(answer.headers, time.time())
+            raise refused
+        return answer.body
 
     def _told(self, error: TryError) -> str:
         """Return what went wrong as one line without secrets."""
