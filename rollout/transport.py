@@ -66,9 +66,9 @@ class Connection:
             # Nothing is sent by it: it needs no certificates, which take a while to load.
             http_client=httpx2.AsyncClient(transport=httpx2.AsyncBaseTransport()),
         )
-        said = {name.lower(): value for name, value in client.default_headers.items()}
+        said = {name.lower(): value for name, value in client.default_headers.items() if isinstance(value, str)}
         self._base_url = str(client.base_url)
-        self._headers = {name: said[name] for name in _SENT_HEADERS if isinstance(said.get(name), str)}
+        self._headers = {name: said[name] for name in _SENT_HEADERS if name in said}
         self._max_body_bytes = max_body_bytes
         self._session: aiohttp.ClientSession | None = None
 

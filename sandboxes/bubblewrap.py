@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from sandboxes import environment, folders, view
+from sandboxes import environment, folders, shell, view
 from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.folders import Folder
 from sandboxes.host_sandbox import HostSandbox, Plan
@@ -142,7 +142,7 @@ def _plan(kind: str, folder: Folder, spec: SandboxSpec, users: Sequence[str]) ->
     if posixpath.commonpath((workspace, first_folder)) == workspace:
         Path(folder.workspace, posixpath.relpath(first_folder, workspace)).mkdir(parents=True, exist_ok=True)
     command_shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
-    resident = _limited([command_shell, f"{CHANNEL}/resident", CHANNEL, command_shell, ""], users)
+    resident = _limited([command_shell, "-c", shell.RESIDENT, "resident", CHANNEL, command_shell, ""], users)
     bwrap = _bwrap(users, folder, workspace, network=spec.network)
     return Plan(
         kind=kind,

@@ -1,9 +1,9 @@
 """The private folders of sandboxes on this machine: where they are, whose they are, and how they go.
 
 They live in one folder per user, mode 0700, under the temporary folder. A folder's name tells its owner: the worker's
-pid, its start time, a number. One whose owner is dead is swept, together with the processes that were started for it,
-by whatever run comes next. A folder made in another pid namespace (a container that uses the same temporary folder) is
-left alone: nothing here can tell whether its owner lives.
+pid, its start time, its pid namespace, a number. One whose owner is dead is swept, together with the processes that
+were started for it, by whatever run comes next. A folder made in another pid namespace (a container that uses the same
+temporary folder) is left alone: nothing here can tell whether its owner lives.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from pathlib import Path
 from sandboxes import processes
 from sandboxes.base import SandboxError
 
-_NAME = re.compile(r"(\d+)-(\d+)-\d+")
-_NAMESPACE = Path("/proc/self/ns/pid")
+_NAME = re.compile(r"(?P<pid>\d+)-(?P<start>\d+)-(?P<namespace>\d+)-\d+")
+_FEW = 64  # entries of a folder
+_SMALL_BYTES = 1 << 20  # of a file
 _numbers = itertools.count(1)
 
 
@@ -60,11 +62,12 @@ def base() -> Path:
         temporary = "/tmp"  # noqa: S108 (the folder below is checked to be ours)
     path = Path(temporary) / f"batch-runner-{os.getuid()}"
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
+        if not os.path.lexists(path):
+            path.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
     except OSError as error:
         raise SandboxError(f"no folder for sandboxes: {error}") from error
-    if path.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise SandboxError(f"{path} is not a private folder of this user; remove it")
     return path
 
@@ -86,11 +89,10 @@ def _create() -> Folder:
     me = processes.process(os.getpid())
     if me is None:
         raise SandboxError("/proc does not show this process; sandboxes need a mounted /proc")
-    folder = Folder(base() / f"{me.pid}-{me.start_ticks}-{next(_numbers)}")
+    folder = Folder(base() / f"{me.pid}-{me.start_ticks}-{_namespace(me.pid)}-{next(_numbers)}")
     try:
         for path in (folder.root, folder.home, folder.tmp, folder.workspace, folder.channel):
             path.mkdir(mode=0o700)
-        (folder.channel / "namespace").symlink_to(_NAMESPACE.readlink())
     except OSError as error:
         remove_tree(folder.root)
         raise SandboxError(f"no folder for the sandbox: {error}") from error
@@ -108,32 +110,44 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def remove_if_small(path: Path) -> bool:
+    """Remove a folder when that takes no time worth mentioning; tell whether it is gone."""
+    entries = 0
+    for folder, _, files in os.walk(path):
+        entries += len(files) + 1
+        if entries > _FEW or any(os.lstat(f"{folder}/{name}").st_size > _SMALL_BYTES for name in files):
+            return False
+    shutil.rmtree(path, ignore_errors=True)
+    return not os.path.lexists(path)
+
+
 def sweep() -> int:
     """End what dead owners left behind; returns how many sandboxes that was."""
-    where, here = base(), _NAMESPACE.readlink()
+    where, here = base(), _namespace("self")
     swept: set[str] = set()
     for item in processes.own_processes():
         folder = Path(processes.marked_folder(item.pid))
-        if folder.parent == where and _owner_is_dead(folder.name) and _link(Path(f"/proc/{item.pid}/ns/pid")) == here:
+        if folder.parent == where and _owner_is_dead(folder.name, here) and _namespace(item.pid) == here:
             processes.kill(item.pid)
             swept.add(folder.name)
     for path in where.iterdir():
-        if _owner_is_dead(path.name) and _link(path / "channel" / "namespace") in (here, None):
+        if _owner_is_dead(path.name, here):
             remove_tree(path)
             swept.add(path.name)
     return len(swept)
 
 
-def _owner_is_dead(name: str) -> bool:
+def _owner_is_dead(name: str, namespace: int) -> bool:
     match = _NAME.fullmatch(name)
-    if not match:
+    if not match or int(match["namespace"]) != namespace:
         return False
-    owner = processes.process(int(match[1]))
-    return owner is None or owner.start_ticks != int(match[2])
+    owner = processes.process(int(match["pid"]))
+    return owner is None or owner.start_ticks != int(match["start"])
 
 
-def _link(path: Path) -> Path | None:
+def _namespace(pid: int | str) -> int:
+    """Return the number of a process's pid namespace, 0 where it cannot be told."""
     try:
-        return path.readlink()
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
     except OSError:
-        return None
+        return 0

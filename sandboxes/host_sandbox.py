@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sandboxes import folders, shell
+from sandboxes import folders, processes, shell
 from sandboxes.base import SandboxError
 from sandboxes.folders import Folder
 from sandboxes.host_job import Job
 from sandboxes.host_shell import HostShell
 from sandboxes.output import Raw
-from sandboxes.resident import Resident
+from sandboxes.resident import Resident, end
 from sandboxes.shell_sandbox import COMPLAINT_BYTES, Inside, ShellSandbox
 
+END_SECONDS = 5.0  # for the end of a resident shell that was let go of
 SMALL_BYTES = 1 << 20  # larger data is written to disk in a thread
 
 
@@ -75,8 +76,17 @@ class HostSandbox(ShellSandbox[Job, Resident]):
         """See the protocol. What was begun is carried to its end even when the caller is cancelled meanwhile."""
         if self._closing is None:
             self._shell.close()
-            self._closing = asyncio.get_running_loop().run_in_executor(None, self._destroy)
+            self._closing = asyncio.ensure_future(self._end())
         await asyncio.shield(self._closing)
+
+    async def _end(self) -> None:
+        """Destroy it; here where that is quick, for a thread fights for the interpreter at every call of the system."""
+        ended = [await end(process, END_SECONDS) for process in self._host_shell.processes]
+        if all(ended) and processes.no_orphan_lives():
+            self._plan.destroy(self._host_shell.processes)
+            if folders.remove_if_small(self._plan.folder.root):
+                return
+        await asyncio.to_thread(self._destroy)
 
     def _destroy(self) -> None:
         self._plan.destroy(self._host_shell.processes)

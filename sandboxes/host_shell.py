@@ -44,7 +44,6 @@ class HostShell(CommandShell[Job, Resident]):
         self._new_slots = itertools.count(1)
         self._free_slots: list[int] = []
         self._lingering: deque[FifoReader] = deque()
-        (channel / "resident").write_text(shell.RESIDENT)
         (channel / "save").write_text(shell.save(inner_channel))
 
     async def start_resident(self) -> Resident:

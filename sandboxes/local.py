@@ -14,7 +14,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from sandboxes import environment, folders, processes
+from sandboxes import environment, folders, processes, shell
 from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.folders import Folder
 from sandboxes.guard import exported, guard, is_shell
@@ -51,7 +51,7 @@ class LocalBackend:
     def _plan(self, folder: Folder, spec: SandboxSpec) -> Plan:
         command_shell = self._command_shell or shutil.which("bash") or "/bin/sh"
         channel = str(folder.channel)
-        resident = [command_shell, f"{channel}/resident", channel, command_shell, str(folder.root)]
+        resident = [command_shell, "-c", shell.RESIDENT, "resident", channel, command_shell, str(folder.root)]
         real_home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
         inside = Inside(
             variables=environment.variables(spec, home=str(folder.home), tmp=str(folder.tmp)),
@@ -75,7 +75,7 @@ class LocalBackend:
 def _first_folder(folder: Folder, cwd: str) -> str:
     path = folder.home / cwd[2:] if cwd == "~" or cwd.startswith("~/") else folder.workspace / cwd
     try:
-        if not cwd.startswith("/"):
+        if cwd and not cwd.startswith("/"):
             path.mkdir(parents=True, exist_ok=True)
         os.listdir(path)  # noqa: PTH208 (whether it can be done is all that counts)
     except OSError as error:

@@ -37,6 +37,23 @@ def launch(arguments: list[str], environment: dict[str, str]) -> subprocess.Pope
     return process
 
 
+async def end(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
+    """Wait through the event loop for the end of what ``launch`` started; tell whether it came in time."""
+    if process.returncode is not None:
+        return True
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    pidfd = os.pidfd_open(process.pid)
+    loop.add_reader(pidfd, ended.set)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await ended.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
 def wait(process: subprocess.Popen[bytes], timeout_seconds: float | None = None) -> None:
     """Wait for the end of what ``launch`` started. Raises subprocess.TimeoutExpired."""
     process.wait(timeout_seconds)

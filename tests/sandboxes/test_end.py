@@ -103,7 +103,7 @@ class TestOwnerThatIsKilled:
             paths = [Path(path) for path in owner.stdout.readline().split()]
             assert wait_until(lambda: len(running("1000.21")) == 21)
             assert BACKENDS["local"].sweep() == 0  # the owner lives
-            residents = [pid for path in paths for pid in running(f"{path}/channel/resident")]
+            residents = [pid for path in paths for pid in running(f"{path}/channel")]
             owner.send_signal(signal.SIGSTOP)
             for pid in residents:
                 os.kill(pid, signal.SIGKILL)
@@ -116,8 +116,9 @@ class TestOwnerThatIsKilled:
 
 class TestSweep:
     def test_folders_of_dead_owners_only(self) -> None:
-        dead = folders.base() / "999999999-1-1"
-        reused = folders.base() / f"{os.getpid()}-1-1"  # this pid, but not this process
+        namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+        dead = folders.base() / f"999999999-1-{namespace}-1"
+        reused = folders.base() / f"{os.getpid()}-1-{namespace}-1"  # this pid, but not this process
         strange = folders.base() / "notes"
         for path in (dead, reused, strange):
             path.mkdir()
@@ -136,9 +137,8 @@ class TestSweep:
             folders.remove_tree(strange)
 
     def test_folders_of_other_pid_namespaces_are_let_be(self) -> None:
-        foreign = folders.base() / "999999998-1-1"
-        (foreign / "channel").mkdir(parents=True)
-        (foreign / "channel" / "namespace").symlink_to("pid:[1]")
+        foreign = folders.base() / "999999998-1-1-1"  # in a namespace that has the number 1, which this one has not
+        foreign.mkdir()
         folders.sweep()
         assert foreign.exists()
         folders.remove_tree(foreign)
