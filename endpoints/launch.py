@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from endpoints.child import EndpointError
-from endpoints.script import ScriptError, load_script
 from endpoints.weights import check_embedded, model_name
 
 __all__ = ["Endpoint", "EndpointError", "check_endpoint", "start_endpoint"]
@@ -62,6 +61,8 @@ def check_endpoint(base_url: str, model: str) -> str:
     Returns "" when the endpoint is not one of ours. Raises EndpointError.
     """
     if base_url.startswith(SCRIPTED):
+        from endpoints.script import ScriptError, load_script  # noqa: PLC0415 - its many models take a while to build
+
         try:
             load_script(base_url.removeprefix(SCRIPTED))
         except ScriptError as error:

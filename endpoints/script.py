@@ -229,7 +229,9 @@ def load_script(path: str | Path) -> Script:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ScriptError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ScriptError(f"{path}: cannot be read: {error}") from None
     limits, replies = ServerLimits(), []
     for number, line in enumerate(text.split("\n"), start=1):

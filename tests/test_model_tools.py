@@ -108,9 +108,8 @@ def test_a_toolset_that_is_not_built_says_so() -> None:
 
 
 def test_tools_of_a_sandbox_need_one() -> None:
-    assert (
-        toolset_availability("terminal", {}, "docker does not answer") == "needs a working sandbox: docker does not answer"
-    )
+    told = toolset_availability("terminal", {}, "docker does not answer")
+    assert told == "needs a working sandbox: docker does not answer"
     assert toolset_availability("todo", {}, "docker does not answer") == ""
 
 
