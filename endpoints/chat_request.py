@@ -116,6 +116,12 @@ def parse_request(body: bytes) -> ChatRequest:
         problem = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise BadRequestError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+    if any(_holds_image(message.content) for message in request.messages):
+        raise BadRequestError("messages: this model reads text alone, and cannot see images")
     if request.wants_call and not request.offered:
         raise BadRequestError("tool_choice asks for a call of a tool that is not among the tools")
     return request
+
+
+def _holds_image(content: str | list[JsonObject] | None) -> bool:
+    return isinstance(content, list) and any("image" in str(part.get("type")) for part in content)

@@ -13,6 +13,10 @@ One JSON object a line, one reply each (``ScriptedReply`` names the keys); a lin
 * After the last line, the last line is repeated.
 * A line with ``prompt`` is for conversations whose prompt contains that text. If there is any for a conversation, only
   those lines are; else the lines without ``prompt`` are. A conversation for which there is no line gets status 400.
+* Lines with ``"to": "auxiliary"`` are for what tools ask models: requests that offer no tools and hold no answer yet.
+  These are all first turns; ``prompt`` is looked for in all their messages, and of several the one that stands first
+  counts. Where there are no such lines, they get the others.
+* Lines with ``"to": "images"`` are for POST /v1/images/generations, and for nothing else.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 OK_STATUS = 200
 FIRST_ERROR_STATUS = 400
 MAX_COUNTED_REQUESTS = 100_000  # distinct requests whose repeats are counted; the oldest are forgotten
+Kind = Literal["chat", "auxiliary", "images"]  # of a request
 _SAYS = ("content", "tool_calls", "reasoning", "reasoning_content", "reasoning_details", "content_chars")
-_DOES = (*_SAYS, "message", "body", "error", "status", "stall", "reset", "endless")
+_DOES = (*_SAYS, "message", "image", "body", "error", "status", "stall", "reset", "endless")
 
 
 class ScriptError(ValueError):
@@ -82,6 +87,10 @@ class ScriptedReply(_Closed):
     """Name of the model that answered. Default: the one that was asked for."""
     message: JsonObject | None = None
     """The whole message, instead of content, reasoning and tool_calls."""
+    to: Kind = "chat"
+    """Which requests it answers: chat, auxiliary (of tools to models) or images (POST /v1/images/generations)."""
+    image: str | None = None
+    """With "to": "images": the picture in base64, or its URL; empty text makes a small PNG of the prompt."""
     body: Any = None
     """The whole body: text is sent as it is, anything else as JSON."""
     error: str | JsonObject | None = None
@@ -110,12 +119,15 @@ class ScriptedReply(_Closed):
     @model_validator(mode="after")
     def _consistent(self) -> ScriptedReply:
         given = self.model_fields_set
-        forms: list[str] = [name for name in ("message", "body", "error") if name in given]
+        forms: list[str] = [name for name in ("message", "image", "body", "error") if name in given]
         forms += ["content and the like"] if given.intersection(_SAYS) else []
         if len(forms) > 1:
             raise ValueError(f"{' and '.join(forms)} exclude each other")
         if not given.intersection(_DOES):
             raise ValueError(f"it says nothing: give one of {', '.join(_DOES)}")
+        wrong = given.intersection(_SAYS) if self.to == "images" else "image" in given
+        if wrong:
+            raise ValueError('lines with "to": "images", and no others, say "image", and no content')
         if self.stall and self.reset:
             raise ValueError("stall and reset exclude each other")
         if isinstance(self.delay_seconds, tuple) and not 0 <= self.delay_seconds[0] <= self.delay_seconds[1]:
@@ -129,6 +141,8 @@ class ScriptedReply(_Closed):
             return False
         if "json" not in self.content_type or self.error is not None:
             return False
+        if self.to == "images":
+            return True
         if "body" in self.model_fields_set:
             return _holds_message(self.body)
         return self.finish_reason != "error" and _says_something(self.message or self._message_like())
@@ -143,7 +157,7 @@ class ScriptedReply(_Closed):
     @cached_property
     def is_error(self) -> bool:
         """Whether its body is an ``error`` object."""
-        says_nothing = not self.model_fields_set.intersection((*_SAYS, "message", "body"))
+        says_nothing = not self.model_fields_set.intersection((*_SAYS, "message", "image", "body"))
         return self.error is not None or (self.status >= FIRST_ERROR_STATUS and says_nothing)
 
     def _message_like(self) -> JsonObject:
@@ -186,30 +200,42 @@ class Script:
     name: str
     replies: tuple[ScriptedReply, ...]
     limits: ServerLimits = field(default_factory=ServerLimits)
-    _plans: dict[tuple[str | None, ...], _Plan] = field(default_factory=dict)
+    _plans: dict[tuple[Kind, tuple[str | None, ...]], _Plan] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)
-    _prompts: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        self._prompts = tuple(dict.fromkeys(reply.prompt for reply in self.replies if reply.prompt is not None))
+    @cached_property
+    def _prompts(self) -> dict[Kind, tuple[str, ...]]:
+        """The kinds that lines are for, and the prompts of these."""
+        prompts: dict[Kind, dict[str, None]] = {}
+        for reply in self.replies:
+            prompts.setdefault(reply.to, {}).update({} if reply.prompt is None else {reply.prompt: None})
+        return {kind: tuple(texts) for kind, texts in prompts.items()}
 
-    def reply_to(self, messages: Sequence[JsonObject]) -> tuple[ScriptedReply, Turn] | None:
+    def reply_to(self, messages: Sequence[JsonObject], kind: Kind = "chat") -> tuple[ScriptedReply, Turn] | None:
         """Choose the line for a request, and count the request. None: no line is for this conversation."""
-        turn = turn_of(messages)
-        plan = self._plan(turn.prompt)
+        if kind == "auxiliary" and kind not in self._prompts:
+            kind = "chat"
+        if kind == "auxiliary":
+            turn = Turn("\n".join(_text(message.get("content")) for message in messages), 0)
+        else:
+            turn = turn_of(messages)
+        plan = self._plan(turn.prompt, kind)
         if plan is None:
             return None
         lines = plan.lines(turn.number)
-        return lines[0] if len(lines) == 1 else self._next_of(lines, messages), turn
+        return lines[0] if len(lines) == 1 else self._next_of(lines, [{"kind": kind}, *messages]), turn
 
-    def _plan(self, prompt: str) -> _Plan | None:
-        wanted: tuple[str | None, ...] = tuple(text for text in self._prompts if text in prompt) or (None,)
-        if wanted not in self._plans:
-            lines = [reply for reply in self.replies if reply.prompt in wanted]
+    def _plan(self, prompt: str, kind: Kind) -> _Plan | None:
+        found = [text for text in self._prompts.get(kind, ()) if text in prompt]
+        if kind == "auxiliary" and found:  # the answers that a model is shown may hold other models' prompts
+            found = [min(found, key=prompt.index)]
+        wanted: tuple[str | None, ...] = tuple(found) or (None,)
+        if (kind, wanted) not in self._plans:
+            lines = [reply for reply in self.replies if reply.to == kind and reply.prompt in wanted]
             if not lines:
                 return None
-            self._plans[wanted] = _Plan(tuple(_turns(lines)))
-        return self._plans[wanted]
+            self._plans[kind, wanted] = _Plan(tuple(_turns(lines)))
+        return self._plans[kind, wanted]
 
     def _next_of(self, lines: Sequence[ScriptedReply], messages: Sequence[JsonObject]) -> ScriptedReply:
         key = fingerprint(messages)
@@ -256,6 +282,12 @@ def turn_of(messages: Sequence[JsonObject]) -> Turn:
     start = next((i for i in reversed(range(first_call)) if messages[i].get("role") == "user"), -1)
     answers = sum(message.get("role") == "assistant" for message in messages[start + 1 :])
     return Turn(_text(messages[start].get("content")) if start >= 0 else "", answers)
+
+
+def kind_of(request: JsonObject) -> Kind:
+    """Tell a rollout's own chat completion from one that a tool asks for."""
+    answered = any(message.get("role") == "assistant" or _calls_tools(message) for message in request["messages"])
+    return "chat" if request.get("tools") or answered else "auxiliary"
 
 
 def fingerprint(messages: Sequence[JsonObject]) -> str:

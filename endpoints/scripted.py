@@ -24,7 +24,16 @@ from types import TracebackType
 from typing import Self
 
 from endpoints.child import EndpointError, Parent, run_child
-from endpoints.script import JsonObject, Script, ScriptedReply, ScriptError, ServerLimits, fingerprint, load_script
+from endpoints.script import (
+    JsonObject,
+    Script,
+    ScriptedReply,
+    ScriptError,
+    ServerLimits,
+    fingerprint,
+    kind_of,
+    load_script,
+)
 from endpoints.wire import Connection, HangUpError, deliver, payload
 
 DEFAULT_RECORDED_REQUESTS = 1000
@@ -34,17 +43,18 @@ BACKLOG = 1024
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One chat completion as it was asked for."""
+    """One chat completion, or request for images, as it was asked for."""
 
     headers: dict[str, str]  # names in lower case
     body: JsonObject
     time: float  # seconds since the epoch
+    path: str
 
 
 class ScriptedEndpoint:
     """A scripted model in a thread of its own: ``with ScriptedEndpoint(load_script(path)) as endpoint: …``.
 
-    ``base_url`` is where it listens, once started; ``requests`` holds the newest ``record`` chat completions.
+    ``base_url`` is where it listens, once started; ``requests`` holds the newest ``record`` of what it was asked.
     """
 
     def __init__(
@@ -98,6 +108,10 @@ class _Request:
     def is_chat(self) -> bool:
         return self.method == "POST" and self.path.endswith("/chat/completions")
 
+    @property
+    def is_images(self) -> bool:
+        return self.method == "POST" and self.path.endswith("/images/generations")
+
 
 class _Server:
     """The endpoint inside its event loop."""
@@ -137,7 +151,7 @@ class _Server:
             writer.transport.abort()  # the endpoint ends
 
     async def _respond(self, request: _Request, connection: Connection) -> None:
-        if not request.is_chat:
+        if not (request.is_chat or request.is_images):
             reply = self._models() if request.method == "GET" and request.path.endswith("/models") else _not_found()
             return await _say(reply, connection)
         refusal = self._throttle.refusal()
@@ -147,17 +161,21 @@ class _Server:
             return await self._complete(request, connection)
 
     async def _complete(self, request: _Request, connection: Connection) -> None:
-        body = _chat_request(request.body)
+        body = _chat_request(request.body) if request.is_chat else _images_request(request.body)
         if isinstance(body, str):
             return await _say(_refusal(400, body), connection)
         if self._requests.maxlen:
-            self._requests.append(RecordedRequest(request.headers, body, time.time()))
-        choice = self._script.reply_to(body["messages"])
+            self._requests.append(RecordedRequest(request.headers, body, time.time(), request.path))
+        if request.is_chat:
+            messages, kind = body["messages"], kind_of(body)
+        else:
+            messages, kind = [{"role": "user", "content": body["prompt"]}], "images"
+        choice = self._script.reply_to(messages, kind)
         if choice is None:
             return await _say(_refusal(400, f"{self._script.name} has no line for this prompt"), connection)
         reply, turn = choice
         if reply.delay_seconds:
-            await asyncio.sleep(_delay_seconds(reply, body["messages"]))
+            await asyncio.sleep(_delay_seconds(reply, messages))
         self._answers += 1
         return await deliver(reply, payload(reply, turn, body, self._answers), connection)
 
@@ -230,16 +248,29 @@ async def _read_request(reader: asyncio.StreamReader) -> _Request | None:
 
 def _chat_request(raw: bytes) -> JsonObject | str:
     """Return the request's body, or what is wrong with it."""
+    body = _json(raw)
+    if isinstance(body, str):
+        return body
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return 'the body must be an object with "messages", a list of objects'
+    return "this endpoint does not stream" if body.get("stream") else body
+
+
+def _images_request(raw: bytes) -> JsonObject | str:
+    """Return the request's body, or what is wrong with it."""
+    body = _json(raw)
+    if isinstance(body, dict) and not isinstance(body.get("prompt"), str):
+        return 'the body must be an object with "prompt", a text'
+    return body
+
+
+def _json(raw: bytes) -> JsonObject | str:
     try:
         body = json.loads(raw)
     except ValueError as error:
         return f"the body is not JSON: {error}"
-    messages = body.get("messages") if isinstance(body, dict) else None
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        return 'the body must be an object with "messages", a list of objects'
-    if body.get("stream"):
-        return "this endpoint does not stream"
-    return dict(body)
+    return body if isinstance(body, dict) else {}
 
 
 async def _say(reply: ScriptedReply, connection: Connection) -> None:
@@ -253,7 +284,7 @@ def _refusal(status: int, message: str, *, retry_after_seconds: int = 0) -> Scri
 
 
 def _not_found() -> ScriptedReply:
-    return _refusal(404, "there is only POST /v1/chat/completions and GET /v1/models")
+    return _refusal(404, "there is only POST /v1/chat/completions, POST /v1/images/generations and GET /v1/models")
 
 
 def _delay_seconds(reply: ScriptedReply, messages: list[JsonObject]) -> float:

@@ -7,6 +7,7 @@ with a false length, half and then silent, half and then reset, or without end, 
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import json
 import socket
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
 
+from endpoints.picture import picture
 from endpoints.script import JsonObject, ScriptedReply, Turn
 
 CHUNK_BYTES = 16 * 1024
@@ -96,6 +98,8 @@ def payload(reply: ScriptedReply, turn: Turn, request: JsonObject, number: int) 
         return reply.body.encode() if isinstance(reply.body, str) else _json_bytes(reply.body)
     if reply.is_error:
         return _json_bytes({"error": _error(reply)})
+    if reply.to == "images":
+        return _json_bytes(_images(reply, request))
     message = reply.message if reply.message is not None else _message(reply, turn)
     finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
     answer: JsonObject = {
@@ -153,6 +157,13 @@ def _message(reply: ScriptedReply, turn: Turn) -> JsonObject:
             for number, call in enumerate(reply.tool_calls, start=1)
         ]
     return message
+
+
+def _images(reply: ScriptedReply, request: JsonObject) -> JsonObject:
+    image = reply.image or base64.b64encode(picture(str(request.get("prompt")))).decode()
+    form = "url" if image.startswith(("http://", "https://", "data:")) else "b64_json"
+    usage = {} if reply.usage is None else {"usage": reply.usage}
+    return {"created": int(time.time()), "data": [{form: image}], **usage}
 
 
 def _error(reply: ScriptedReply) -> JsonObject:

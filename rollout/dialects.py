@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ _MAX_NAME_CHARS = 64  # of a function; servers refuse a longer one
 
 # What a request can do without. "echo" are the reasoning fields of earlier answers, "formats" the keywords `pattern`
 # and `format` of tool schemas, which some grammar compilers choke on.
-Extra = Literal["max_tokens", "reasoning_effort", "reasoning", "echo", "formats"]
+Extra = Literal["max_tokens", "reasoning_effort", "reasoning", "temperature", "echo", "formats"]
 
 _REFUSED = re.compile(
     r"unsupported|unknown|unrecogni[sz]ed|unexpected|not (supported|permitted|allowed|recogni[sz]ed)"
@@ -38,17 +38,20 @@ _NAMED: dict[Extra, re.Pattern[str]] = {
     "max_tokens": re.compile(r"\bmax_tokens\b"),
     "reasoning_effort": re.compile(r"\breasoning_effort\b"),
     "reasoning": re.compile(r"\breasoning\b"),
+    "temperature": re.compile(r"\btemperature\b"),
 }
+_OF_EVERY_REQUEST = ("model", "provider", "usage")  # options that are not about how a rollout's answers are to be
 _ECHO_REFUSED = re.compile(r"reasoning_(content|details)|messages.{0,200}\breasoning\b|signature.{0,80}thinking")
 _FORMATS_REFUSED = re.compile(r"grammar|schema.{0,200}\b(pattern|format)\b|\b(pattern|format)\b.{0,200}schema")
 
 
 @dataclass(frozen=True)
 class Request:
-    """The body of one request, and which extras are in it."""
+    """The body of one request, which extras are in it, and the path it goes to under the base URL."""
 
     body: bytes
-    extras: frozenset[Extra]
+    extras: frozenset[Extra] = frozenset()
+    path: str = "chat/completions"
 
 
 class Dialect:
@@ -65,7 +68,7 @@ class Dialect:
     def compose(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Request:
         """Return the request that asks for the next message of a conversation."""
         echo = "echo" not in self._refused
-        options, extras = self._accepted_options()
+        options, extras = self._accepted(self._options)
         said = [*self._preamble, *(_message(message, echo=echo) for message in messages)]
         if echo and any(isinstance(message, AssistantMessage) and message.echo for message in messages):
             extras.add("echo")
@@ -76,6 +79,16 @@ class Dialect:
                 extras.add("formats")
         parts.append(f',"messages":{dump_json(said)}}}')
         return Request("".join(parts).encode(errors="replace"), frozenset(extras))
+
+    def compose_question(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Request:
+        """Return the request for messages of no rollout, in OpenAI's form: nothing that flags say of one goes along.
+
+        ``sampling`` holds temperature and max_tokens, where they are asked for.
+        """
+        kept = {name: self._options[name] for name in _OF_EVERY_REQUEST if name in self._options}
+        options, extras = self._accepted({**kept, **sampling})
+        body = dump_json({**options, "messages": clean_json(list(messages))})
+        return Request(body.encode(errors="replace"), frozenset(extras))
 
     def learn(self, error: TryError, request: Request) -> bool:
         """Take note of what a refusal names; True when the same question is worth asking again without it."""
@@ -97,10 +110,12 @@ class Dialect:
         named: set[Extra] = {extra for extra, pattern in _NAMED.items() if pattern.search(words)}
         if self._off and "reasoning_effort" in named:
             return {"reasoning_effort"}  # it has no "none"; what is not asked for is as near as it gets
-        return named if _REFUSED.search(words) and not _WRONG_VALUE.search(words) else set()
+        if _WRONG_VALUE.search(words):
+            return named & {"temperature"}  # some models take but one, their default
+        return named if _REFUSED.search(words) else set()
 
-    def _accepted_options(self) -> tuple[dict[str, Any], set[Extra]]:
-        options = dict(self._options)
+    def _accepted(self, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], set[Extra]]:
+        options = dict(wanted)
         for extra in self._refused & options.keys():
             value = options.pop(extra)
             if extra == "max_tokens":

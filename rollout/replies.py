@@ -40,9 +40,7 @@ class Reply:
 
 def read_reply(body: bytes) -> Reply:
     """Read the body of an HTTP 200. Raises TryError when it is no answer; a blank answer is one."""
-    answer = _object(body)
-    if answer.get("error"):
-        raise _error_object(answer["error"])
+    answer = read_object(body)
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
@@ -55,6 +53,20 @@ def read_reply(body: bytes) -> Reply:
     reported = answer.get("usage")
     reported = reported if isinstance(reported, dict) else {}
     return Reply(_message(message), _finish_reason(choice), _usage(reported), _number(reported.get("cost")))
+
+
+def read_object(body: bytes) -> JsonObject:
+    """Read the body of an HTTP 200 as a JSON object. Raises TryError when it is none, or an error."""
+    text = body.decode("utf-8", "replace").removeprefix("\ufeff")
+    try:
+        answer = parse_json(text)
+    except ValueError as error:
+        raise _no_answer(f"no JSON ({error}): {one_line(text, 80) or 'an empty body'}") from None
+    if not isinstance(answer, dict):
+        raise _no_answer(f"no JSON object: {one_line(text, 80)}")
+    if answer.get("error"):
+        raise _error_object(answer["error"])
+    return answer
 
 
 def refusal(status: int, body: bytes) -> TryError:
@@ -85,17 +97,6 @@ def _error(status: int, what: str, words: str) -> TryError:
 
 def _no_answer(what: str) -> TryError:
     return TryError(Verdict("bad_response", retry=True), f"HTTP 200, but {what}", status=200)
-
-
-def _object(body: bytes) -> JsonObject:
-    text = body.decode("utf-8", "replace").removeprefix("\ufeff")
-    try:
-        answer = parse_json(text)
-    except ValueError as error:
-        raise _no_answer(f"no JSON ({error}): {one_line(text, 80) or 'an empty body'}") from None
-    if not isinstance(answer, dict):
-        raise _no_answer(f"no JSON object: {one_line(text, 80)}")
-    return answer
 
 
 def _words(error: Any) -> str:

@@ -58,16 +58,16 @@ class HttpAnswer:
 class Connection:
     """The way to one endpoint; belongs to the event loop that first uses it."""
 
-    def __init__(self, base_url: str, api_key: str, max_body_bytes: int) -> None:
+    def __init__(self, base_url: str, api_key: str, max_body_bytes: int, key_scheme: str = "Bearer") -> None:
         client = openai.AsyncOpenAI(
             base_url=base_url,
             api_key=api_key,
-            default_headers={"Authorization": f"Bearer {api_key}"},  # wins over $OPENAI_CUSTOM_HEADERS
+            default_headers={"Authorization": f"{key_scheme} {api_key}"},  # wins over $OPENAI_CUSTOM_HEADERS
             # Nothing is sent by it: it needs no certificates, which take a while to load.
             http_client=httpx2.AsyncClient(transport=httpx2.AsyncBaseTransport()),
         )
         said = {name.lower(): value for name, value in client.default_headers.items() if isinstance(value, str)}
-        self._base_url = str(client.base_url)
+        self._base_url = f"{str(client.base_url).rstrip('/')}/"  # of a bare host, too
         self._headers = {name: said[name] for name in _SENT_HEADERS if name in said}
         self._max_body_bytes = max_body_bytes
         self._session: aiohttp.ClientSession | None = None

@@ -57,8 +57,24 @@ class Answer:
     spent: Spent = Spent()
 
 
+@dataclass(frozen=True)
+class Post:
+    """One JSON request to an endpoint that answers in JSON and is no chat. What is left blank is the run's own."""
+
+    path: str  # under the base URL, no slash in front
+    body: Mapping[str, Any]
+    base_url: str = ""
+    api_key: str = ""  # blank with another base_url: what the environment holds for that host
+    key_scheme: str = "Bearer"  # what stands before the key in the Authorization header
+    timeout_seconds: float = 120.0  # of all tries together
+
+
 class AuxiliaryError(Exception):
-    """An auxiliary model gave no answer; one line that says why."""
+    """An endpoint gave a tool no answer; one line that says why."""
+
+    def __init__(self, message: str, kind: str = "error") -> None:
+        super().__init__(message)
+        self.kind = kind  # auth, billing, rate_limit, ...: the kinds of failed rollouts, but it fails none
 
 
 class Models(Protocol):
@@ -68,12 +84,23 @@ class Models(Protocol):
         """Return the answer. Raises AuxiliaryError."""
 
 
+class Endpoints(Protocol):
+    """Whoever can send other JSON requests."""
+
+    async def post(self, post: Post) -> dict[str, Any]:
+        """Return the object that was answered. Raises AuxiliaryError."""
+
+
 class NoModels:
     """Stands where no endpoint is at hand."""
 
     async def ask(self, question: Question) -> Answer:
         """Raise AuxiliaryError."""
         raise AuxiliaryError(f"no endpoint to ask {question.model or 'a model'}")
+
+    async def post(self, post: Post) -> dict[str, Any]:
+        """Raise AuxiliaryError."""
+        raise AuxiliaryError(f"no endpoint for {post.path}")
 
 
 class Shared(Protocol):
@@ -91,6 +118,9 @@ class Services:
 
     settings: Settings = field(default_factory=dict)
     models: Models = field(default_factory=NoModels)
+    endpoints: Endpoints = field(default_factory=NoModels)
+    base_url: str = ""  # the run's own endpoint and model: what is asked when a question names none
+    model: str = ""
     _shared: dict[type, Shared] = field(default_factory=dict)
 
     def shared(self, cls: type[SharedT]) -> SharedT:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from endpoints.script import Script, ScriptedReply, ScriptError, fingerprint, load_script, turn_of
+from endpoints.script import Kind, Script, ScriptedReply, ScriptError, fingerprint, kind_of, load_script, turn_of
 
 Message = dict[str, Any]
 PROMPT: Message = {"role": "user", "content": "roll a die"}
@@ -71,6 +71,68 @@ def test_prefill_and_summary_do_not_move_the_turn(prefill: list[str], turns: int
 
 
 # Which line answers
+
+
+TOOLS = [{"type": "function", "function": {"name": "terminal"}}]
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        ({"messages": [PROMPT], "tools": TOOLS}, "chat"),
+        ({"messages": [PROMPT, CALL, RESULT], "tools": TOOLS}, "chat"),
+        ({"messages": [PROMPT, CALL, RESULT, SUMMARY]}, "chat"),  # at the turn limit
+        ({"messages": [PROMPT, SAID, SUMMARY]}, "chat"),
+        ({"messages": [PROMPT]}, "auxiliary"),
+        ({"messages": [{"role": "system", "content": "s"}, PROMPT], "tools": []}, "auxiliary"),
+    ],
+)
+def test_what_tools_ask_is_told_from_the_rollout(request_: Message, kind: str) -> None:
+    assert kind_of(request_) == kind
+
+
+def test_what_tools_ask_has_lines_of_its_own() -> None:
+    lines = script(
+        {"content": "chat"},
+        {"to": "auxiliary", "content": "else"},
+        {"to": "auxiliary", "prompt": "die", "content": "seen"},
+        {"to": "auxiliary", "prompt": "merge", "content": "merged"},
+        {"to": "images", "image": "aaaa"},
+        {"to": "images", "prompt": "dog", "status": 400},
+    )
+    merge: Message = {"role": "system", "content": "merge these"}
+
+    def said(kind: Kind, *messages: Message) -> Any:
+        choice = lines.reply_to(messages, kind)
+        return choice and (choice[0].content or choice[0].image or choice[0].status)
+
+    assert said("chat", PROMPT) == said("chat", {"role": "user", "content": "merge a dog"}) == "chat"
+    assert said("auxiliary", PROMPT) == "seen"
+    assert said("auxiliary", SUMMARY) == "else"
+    assert said("auxiliary", merge, PROMPT) == "merged"  # of the two that fit
+    assert said("images", {"role": "user", "content": "a cat"}) == "aaaa"
+    assert said("images", {"role": "user", "content": "a dog"}) == 400
+
+
+def test_lines_are_used_up_by_each_kind_apart() -> None:
+    lines = script(
+        {"content": "one", "times": 1},
+        {"content": "two"},
+        {"to": "auxiliary", "status": 500},
+        {"to": "auxiliary", "content": "x"},
+    )
+    assert told(lines, PROMPT) == "one"
+    first, second = (lines.reply_to([PROMPT], "auxiliary") for _ in range(2))
+    assert first
+    assert second
+    assert (first[0].status, second[0].content) == (500, "x")
+    assert told(lines, PROMPT) == "two"
+
+
+def test_without_lines_of_its_own_what_tools_ask_is_a_chat() -> None:
+    lines = script({"content": "chat"})
+    assert lines.reply_to([PROMPT], "auxiliary") == lines.reply_to([PROMPT])
+    assert lines.reply_to([PROMPT], "images") is None
 
 
 def test_each_turn_gets_its_answer_and_the_last_line_is_repeated() -> None:
@@ -238,6 +300,10 @@ def test_bom_and_crlf_are_tolerated(tmp_path: Path) -> None:
         ('{"tool_calls": [{"name": "a", "x": 1}]}', 'key "tool_calls.0.x"; allowed keys are name, arguments, id'),
         ('{"tool_calls": [{}]}', "tool_calls.0.name: Field required"),
         ('{"server": {}}', "must be the first line"),
+        ('{"image": ""}', 'lines with "to": "images", and no others, say "image"'),
+        ('{"to": "images", "content": "x"}', 'lines with "to": "images", and no others, say "image", and no content'),
+        ('{"to": "images"}', "it says nothing"),
+        ('{"to": "nobody", "content": "x"}', "to: Input should be 'chat', 'auxiliary' or 'images'"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, line: str, words: str) -> None:

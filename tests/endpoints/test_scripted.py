@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import http.client
+import io
 import json
 import socket
 import subprocess
@@ -14,8 +16,10 @@ from typing import Any
 
 import openai
 import pytest
+from PIL import Image
 
 from endpoints.child import EndpointError
+from endpoints.picture import picture
 from endpoints.script import Script, ScriptedReply, ServerLimits
 from endpoints.scripted import ScriptedEndpoint
 from tests.program import ROOT
@@ -309,6 +313,43 @@ def test_only_the_newest_requests_are_kept() -> None:
             ask(connection, number=number).read()
         connection.close()
         assert [request.body["number"] for request in served.requests] == [2, 3]
+
+
+def images(*lines: Json, prompt: Any = "a cat") -> tuple[int, Json]:
+    with endpoint(*lines) as served:
+        connection = connect(served)
+        connection.request("POST", "/v1/images/generations", json.dumps({"prompt": prompt, "size": "64x64"}))
+        response = connection.getresponse()
+        value: Json = json.loads(response.read())
+        connection.close()
+        assert [request.path for request in served.requests] == ["/v1/images/generations"] * isinstance(prompt, str)
+    return response.status, value
+
+
+def test_images() -> None:
+    status, answer = images({"to": "images", "image": "", "usage": {"cost": 0.5}})
+    assert status == 200
+    assert answer["usage"] == {"cost": 0.5}
+    assert base64.b64decode(answer["data"][0]["b64_json"]) == picture("a cat") != picture("a dog")
+    shown = Image.open(io.BytesIO(picture("a cat")))
+    shown.load()
+    assert (shown.format, shown.size) == ("PNG", (64, 64))
+    assert images({"to": "images", "image": "aaaa"})[1]["data"] == [{"b64_json": "aaaa"}]
+    assert images({"to": "images", "image": "http://a/b.png"})[1]["data"] == [{"url": "http://a/b.png"}]
+    assert images({"to": "images", "body": {"data": []}})[1] == {"data": []}
+
+
+def test_images_that_are_not_made() -> None:
+    assert images({"to": "images", "status": 429, "error": "slow down"})[0] == 429
+    assert images({"content": "x"})[0] == 400  # a chat is no picture
+    assert images({"to": "images", "image": ""}, prompt=3)[0] == 400
+
+
+def test_a_chat_that_tools_ask_for() -> None:
+    lines = {"content": "chat"}, {"to": "auxiliary", "content": "seen"}
+    assert answer_of(*lines)["choices"][0]["message"]["content"] == "seen"
+    tools = [{"type": "function", "function": {"name": "terminal"}}]
+    assert answer_of(*lines, tools=tools)["choices"][0]["message"]["content"] == "chat"
 
 
 def test_models() -> None:

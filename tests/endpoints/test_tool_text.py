@@ -108,7 +108,7 @@ def test_calls_without_arguments(arguments: Any) -> None:
 
 
 def test_without_tools_nothing_is_added() -> None:
-    parts = [{"type": "text", "text": "hi "}, {"type": "image_url", "image_url": {}}, {"text": "there"}]
+    parts = [{"type": "text", "text": "hi "}, {"type": "input_audio", "input_audio": {}}, {"text": "there"}]
     assert fold(asked({"role": "user", "content": parts}, tools=[])) == [{"role": "user", "content": "hi there"}]
 
 
@@ -205,6 +205,7 @@ def test_what_is_folded_is_unfolded(name: str, arguments: Json) -> None:
         ({"messages": [{"role": "robot"}]}, "messages.0.role"),
         ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "cannot see images"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
         ({"tools": [{"function": {}}]}, "tools.0.function.name"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
