@@ -39,18 +39,20 @@ from typing import Any
 import fire
 
 from endpoints.launch import EndpointError, check_endpoint, start_endpoint
-from model_tools import missing_tools, tool_settings
 from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
 from rollout.console import Console, fill_closed_streams, say
+from rollout.extras import ExtrasError
 from rollout.filters import drop_reason
 from rollout.flags import UsageError, checked_words, help_text, switch, to_config
 from rollout.keys import PLACEHOLDER_KEY, api_key_for, host_of
+from rollout.leftovers import clean, sweep
 from rollout.leg import Leg
+from rollout.menu import distributions_text
 from rollout.merge import TRAJECTORIES, MergeRules
 from rollout.original_rows import complete_row
 from rollout.pool import Pool, PoolError
-from rollout.preflight import Plan, PreflightError, prepare, unavailable_toolsets
+from rollout.preflight import Plan, PreflightError, prepare
 from rollout.report import EXIT_DONE, EXIT_INCOMPLETE, RunReport, render
 from rollout.resume import NO_ROW, Match, match_rows
 from rollout.row_index import RowIndex
@@ -59,15 +61,17 @@ from rollout.samples import DatasetError
 from rollout.secrecy import known_secrets, wipe_proc, without_secrets
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
-from sandboxes import BACKENDS
-from sandboxes.base import SandboxError
-from toolsets import DISTRIBUTIONS, DistributionError
+from sandboxes import BACKENDS, places
+from sandboxes import keys as sandbox_keys
+from sandboxes.base import BoundedBackend, SandboxError
+from toolsets import DistributionError
 
 __all__ = ["BatchRunner", "RunConfig", "RunReport", "main"]
 EXIT_BAD_USAGE = 2
+SANDBOXES_MADE_AT_ONCE = 8  # of those that are bounded; engines get no faster with more, but slow to answer
 AUTO_PER_WORKER = 8  # rollouts in flight per worker unless the user or the endpoint says otherwise
 # What is wrong with the input, and what goes wrong with a run that was right to start.
-_BAD_INPUT = (UsageError, DatasetError, DistributionError, PreflightError, EndpointError)
+_BAD_INPUT = (UsageError, DatasetError, DistributionError, ExtrasError, PreflightError, EndpointError)
 _BAD_LUCK = (RunDirError, PoolError, SandboxError)
 
 
@@ -95,15 +99,16 @@ class BatchRunner:
     def run(self) -> RunReport:
         """Run what is pending, merge, count, report.
 
-        Raises UsageError, DatasetError, DistributionError, PreflightError or EndpointError before anything is written;
-        RunDirError or PoolError when the run cannot go on: what is recorded stays, and ``resume`` goes on from it.
+        Raises UsageError, DatasetError, DistributionError, ExtrasError, PreflightError or EndpointError before anything
+        is written; RunDirError or PoolError when the run cannot go on: what is recorded stays, and ``resume`` goes on
+        from it.
         """
         plan = prepare(self.config)
         with plan.dataset:
             if own_model := check_endpoint(self.config.base_url, self.config.model):
                 self.config = self.config.model_copy(update={"model": own_model})
             key = self._explicit_key() if own_model else self._api_key(self.config.base_url)
-            self.console.secrets = tuple(known_secrets(os.environ, [key]))
+            self.console.secrets = tuple(known_secrets(os.environ, [key, *plan.extras.secrets]))
             self._check_run()
             run_dir = RunDir.open(self.config.run_name, resume=self.config.resume)
             with run_dir, self.console.logging_to(run_dir.log_path):
@@ -133,10 +138,11 @@ class BatchRunner:
 
     def _work(self, leg: Leg, plan: Plan, pending: array[int]) -> None:
         """Run the pending samples in worker processes."""
-        if swept := _sweep(plan):
-            self.console.log("info", f"removed {swept} sandboxes that a dead run had left behind")
+        kinds = {plan.sandbox, plan.image_sandbox}
+        if swept := sweep(kinds):
+            self.console.log("info", f"removed {len(swept)} sandboxes that a dead run had left behind")
         with ExitStack() as stack:
-            stack.callback(_sweep, plan)  # after workers that died
+            stack.callback(sweep, kinds)  # after workers that died
             base_url = self.config.base_url
             workers = min(self.config.num_workers, len(pending))
             per_worker = AUTO_PER_WORKER
@@ -157,11 +163,14 @@ class BatchRunner:
                     "api_key": PLACEHOLDER_KEY if endpoint else self._api_key(base_url),
                     "secrets": self.console.secrets,
                     "distribution": asdict(plan.distribution),
+                    "extras": plan.extras.to_json(),
                     "unavailable": plan.unavailable,
                     "missing": plan.missing,
                     "tool_settings": plan.tool_settings,
                     "sandbox": plan.sandbox,
                     "image_sandbox": plan.image_sandbox,
+                    "sandbox_keys": sandbox_keys(kinds, os.environ),
+                    "places": self._places(kinds, stack),
                     "limits": asdict(plan.limits),
                 }
             )
@@ -175,6 +184,15 @@ class BatchRunner:
                 log_file=self.console.log_file or subprocess.DEVNULL,
             )
             leg.run(pending, stack.enter_context(pool))
+
+    def _places(self, kinds: set[str], stack: ExitStack) -> str:
+        """Bound how many sandboxes run at once, where the machine bears only so many; return where places are had."""
+        backends = [BACKENDS[kind] for kind in kinds - {""}]
+        bounds = [backend.max_sandboxes() for backend in backends if isinstance(backend, BoundedBackend)]
+        if not bounds:
+            return ""
+        self.console.log("trace", f"at most {min(bounds)} sandboxes run at once")
+        return str(stack.enter_context(places.offered(min(bounds), SANDBOXES_MADE_AT_ONCE)))
 
     def _finish(self, leg: Leg, plan: Plan, rows: RowIndex, match: Match) -> RunReport:
         """Make trajectories.jsonl and statistics.json anew, from every row of the run."""
@@ -282,7 +300,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _command(argv: list[str], console: Console, resume: str) -> int:
     typed = _read_flags(argv)
-    for name, text in (("help", help_text), ("list_distributions", _distributions_text)):
+    listed = partial(distributions_text, typed)
+    for name, text in (("help", help_text), ("list_distributions", listed), ("clean", clean)):
         if switch(name, typed.get(name, "false")):
             say(text(), sys.stdout)
             return EXIT_DONE
@@ -293,11 +312,6 @@ def _command(argv: list[str], console: Console, resume: str) -> int:
     report = BatchRunner(config, console, interrupt, resume).run()
     say(render(report).rstrip("\n"), sys.stdout)
     return report.exit_code
-
-
-def _sweep(plan: Plan) -> int:
-    """Remove what dead workers of this or an earlier run have left; return how many sandboxes that was."""
-    return sum(BACKENDS[kind].sweep() for kind in {plan.sandbox, plan.image_sandbox} - {""})
 
 
 def _versions() -> str:
@@ -321,19 +335,6 @@ def _read_flags(argv: list[str]) -> dict[str, str]:
     fire.decorators.SetParseFn(str)(collect)  # verbatim: 007 stays 007, 1e3 stays 1e3, a,b stays a,b
     fire.Fire(collect, command=words)
     return typed
-
-
-def _distributions_text() -> str:
-    """Return the distributions by name, with each toolset's chance and what is missing here."""
-    unavailable = unavailable_toolsets(missing_tools(tool_settings(os.environ)))
-    lines = []
-    for name, distribution in sorted(DISTRIBUTIONS.items()):
-        lines.append(f"{name}: {distribution.description}")
-        for toolset, percent in distribution.probabilities.items():
-            missing = f"   not available here: {unavailable[toolset]}" if toolset in unavailable else ""
-            lines.append(f"  {toolset:<12} : {percent:g}% chance{missing}")
-        lines.append("")
-    return "\n".join(lines).rstrip("\n")
 
 
 if __name__ == "__main__":

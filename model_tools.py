@@ -1,8 +1,9 @@
 """The tools' face: what the model is shown, and what runs when it calls one.
 
-Owns the catalogue of the tools that are built, the reading of the names models write, and the form of every result: one
-JSON object as valid text, key-shaped strings masked, bounded in length, within a time limit. A tool that fails tells
-the model and the rollout goes on; a dead sandbox and faults of the program pass through to the caller.
+Owns the catalogue of the tools there are, those a run adds included; the reading of the names models write; and the
+form of every result: one JSON object as valid text, key-shaped strings masked, bounded in length, within a time limit.
+A tool that fails tells the model and the rollout goes on; a dead sandbox and faults of the program pass through to the
+caller.
 """
 
 from __future__ import annotations
@@ -12,45 +13,106 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from sandboxes.base import CommandRefused, SandboxFileError
 from tools.base import JsonObject, Tool, ToolContext, ToolError
+from tools.browser import BROWSER_TOOLS
 from tools.calls import ToolCall, ToolDefinition, ToolMessage
+from tools.code_execution import execute_code
 from tools.files import read_file, write_file
+from tools.image_gen import image_generate
+from tools.moa import mixture_of_agents
 from tools.patch import patch
 from tools.redact import redact
 from tools.search import search_files
 from tools.terminal import process, terminal
 from tools.todo import todo
-from toolsets import tools_of
+from tools.vision import vision_analyze
+from tools.web import web_extract, web_search
+from toolsets import KNOWN_TOOLS, TOOLSETS, Toolset, tools_of
 
-CATALOGUE: dict[str, Tool] = {  # the tools that are built; a new one is one name more
-    tool.name: tool for tool in (terminal, process, read_file, write_file, patch, search_files, todo)
+CATALOGUE: dict[str, Tool] = {  # the tools of the program; a new one is one name more
+    tool.name: tool
+    for tool in (
+        terminal,
+        process,
+        read_file,
+        write_file,
+        patch,
+        search_files,
+        execute_code,
+        todo,
+        web_search,
+        web_extract,
+        vision_analyze,
+        image_generate,
+        mixture_of_agents,
+        *BROWSER_TOOLS,
+    )
 }
-SANDBOXED_TOOLSETS = frozenset({"terminal", "file", "code_execution"})  # their tools act inside the sandbox
+SANDBOXED_TOOLSETS = frozenset({"terminal", "file", "code_execution", "image_gen"})  # their tools need the sandbox
 
 
-def tool_settings(environ: Mapping[str, str]) -> dict[str, str]:
+@dataclass(frozen=True)
+class Catalogue:
+    """The tools there are, by name, and the toolsets they form."""
+
+    tools: Mapping[str, Tool] = field(default_factory=lambda: CATALOGUE)
+    toolsets: Mapping[str, Toolset] = field(default_factory=lambda: TOOLSETS)
+
+    def plus(self, tools: Iterable[Tool]) -> Catalogue:
+        """Return this catalogue with more tools; each joins its toolset, which is made where there is none.
+
+        Raises ValueError when two tools have names that cannot be told apart, however a model spells them.
+        """
+        taken = {_spelling(name): name for name in (*KNOWN_TOOLS, *self.tools)}
+        all_tools, toolsets = dict(self.tools), dict(self.toolsets)
+        for tool in tools:
+            other = taken.setdefault(_spelling(tool.name), tool.name)
+            if other in KNOWN_TOOLS or other in all_tools:
+                raise ValueError(f"tool {tool.name!r} cannot be told from tool {other!r}; give it another name")
+            all_tools[tool.name] = tool
+            toolset = toolsets.get(tool.toolset, Toolset(""))
+            toolsets[tool.toolset] = replace(toolset, tools=(*toolset.tools, tool.name))
+        return Catalogue(all_tools, toolsets)
+
+    @property
+    def added_toolsets(self) -> tuple[str, ...]:
+        """The toolsets that are not the program's."""
+        return tuple(name for name in self.toolsets if name not in TOOLSETS)
+
+    def tools_of(self, toolsets: Iterable[str]) -> tuple[Tool, ...]:
+        """Return the tools of these toolsets that are built, in a fixed order. Raises ValueError."""
+        return tuple(self.tools[name] for name in tools_of(toolsets, self.toolsets) if name in self.tools)
+
+
+BUILT_IN = Catalogue()
+
+
+def tool_settings(environ: Mapping[str, str], catalogue: Catalogue = BUILT_IN) -> dict[str, str]:
     """Return what the tools read of the environment; see ``tools.services``."""
-    names = {name for tool in CATALOGUE.values() for name in tool.settings}
+    names = {name for tool in catalogue.tools.values() for name in tool.settings}
     return {name: text for name in sorted(names) if (text := environ.get(name, "").strip())}
 
 
-def missing_tools(settings: Mapping[str, str]) -> dict[str, str]:
+def missing_tools(settings: Mapping[str, str], catalogue: Catalogue = BUILT_IN) -> dict[str, str]:
     """Return the tools that cannot be used here: name → why, and what to do about it."""
-    reasons = {name: tool.missing(settings) for name, tool in CATALOGUE.items()}
+    reasons = {name: tool.missing(settings) for name, tool in catalogue.tools.items()}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def toolset_availability(name: str, missing: Mapping[str, str], sandbox_problem: str = "") -> str:
+def toolset_availability(
+    name: str, missing: Mapping[str, str], sandbox_problem: str = "", catalogue: Catalogue = BUILT_IN
+) -> str:
     """Say why nothing of a toolset can be used here and what to do about it; "" when some of it can be used.
 
     ``missing`` is what ``missing_tools`` says; ``sandbox_problem`` is why no sandbox works here, if none does. Raises
     ValueError for a name that is no toolset.
     """
-    built = [CATALOGUE[tool] for tool in tools_of([name]) if tool in CATALOGUE]
+    built = catalogue.tools_of([name])
     if not built:
         return "not built into this version; choose or write a distribution without it"
     if sandbox_problem and all(tool.toolset in SANDBOXED_TOOLSETS for tool in built):
@@ -60,9 +122,9 @@ def toolset_availability(name: str, missing: Mapping[str, str], sandbox_problem:
     return ""
 
 
-def offered(toolsets: Iterable[str], missing: Collection[str] = ()) -> tuple[str, ...]:
+def offered(toolsets: Iterable[str], missing: Collection[str] = (), catalogue: Catalogue = BUILT_IN) -> tuple[str, ...]:
     """Return the names of the built tools of these toolsets that are not missing, in the catalogue's fixed order."""
-    return tuple(name for name in tools_of(toolsets) if name in CATALOGUE and name not in missing)
+    return tuple(tool.name for tool in catalogue.tools_of(toolsets) if tool.name not in missing)
 
 
 class Toolbox:
@@ -85,6 +147,12 @@ class Toolbox:
         self.definitions = tuple(
             ToolDefinition(tool.name, tool.description, tool.parameters) for tool in self._tools.values()
         )
+        context.offered = self.definitions
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether any tool that is offered acts inside the sandbox."""
+        return any(tool.toolset in SANDBOXED_TOOLSETS for tool in self._tools.values())
 
     def resolve(self, name: str) -> str | None:
         """Return the offered tool that ``name`` is a spelling of, or None.

@@ -67,10 +67,10 @@ TOOLSETS: dict[str, Toolset] = {
 
 
 def tools_of(names: Iterable[str], toolsets: Mapping[str, Toolset] = TOOLSETS) -> tuple[str, ...]:
-    """Return the tools of the named toolsets and all they include, each once, in the order of KNOWN_TOOLS.
+    """Return the tools of the named toolsets and all they include, each once.
 
-    ``all`` and ``*`` stand for every toolset; a toolset that includes itself does no harm. Raises ValueError for a name
-    that is none.
+    In the order of KNOWN_TOOLS, tools that are not of the program behind them, by name. ``all`` and ``*`` stand for
+    every toolset; a toolset that includes itself does no harm. Raises ValueError for a name that is none.
     """
     found: set[str] = set()
     seen: set[str] = set()
@@ -87,7 +87,7 @@ def tools_of(names: Iterable[str], toolsets: Mapping[str, Toolset] = TOOLSETS) -
             pending.extend(toolsets[name].includes)
         else:
             raise ValueError(f"unknown toolset {name!r}; choose from {', '.join(toolsets)}, all")
-    return tuple(tool for tool in KNOWN_TOOLS if tool in found)
+    return (*(tool for tool in KNOWN_TOOLS if tool in found), *sorted(found.difference(KNOWN_TOOLS)))
 
 
 class DistributionError(ValueError):
@@ -101,6 +101,12 @@ class Distribution:
     name: str
     description: str
     probabilities: dict[str, float]
+    always: tuple[str, ...] = ()  # toolsets that come with every draw and take no part in it
+
+    @property
+    def toolsets(self) -> tuple[str, ...]:
+        """All it names."""
+        return (*self.probabilities, *self.always)
 
 
 def _named(name: str, description: str, **probabilities: float) -> Distribution:
@@ -160,11 +166,12 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 }
 
 
-def load_distribution(name_or_path: str) -> Distribution:
+def load_distribution(name_or_path: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> Distribution:
     """Return a distribution by its name, or read one from a JSON file.
 
     The file holds ``{"description": text, "toolsets": {toolset: percent}}``; ``name`` may be given and is the file's
-    own name otherwise, ``probabilities`` is taken for ``toolsets``. Raises DistributionError.
+    own name otherwise, ``probabilities`` is taken for ``toolsets``. Its toolsets must be among ``toolsets``. Raises
+    DistributionError.
     """
     if name_or_path in DISTRIBUTIONS:
         return DISTRIBUTIONS[name_or_path]
@@ -180,7 +187,7 @@ def load_distribution(name_or_path: str) -> Distribution:
     except (ValueError, RecursionError) as error:
         raise DistributionError(f"distribution {name_or_path}: not JSON: {error}") from None
     try:
-        return _distribution(data, path.stem)
+        return _distribution(data, path.stem, toolsets)
     except DistributionError as error:
         raise DistributionError(f"distribution {name_or_path}: {error}") from None
 
@@ -191,10 +198,11 @@ def draw(distribution: Distribution, seed: int, sample_key: str) -> tuple[str, .
     chance = Random(f"{seed}:{sample_key}".encode("utf-8", "surrogatepass"))  # noqa: S311 - repeatable on purpose
     names = sorted(distribution.probabilities)
     drawn = tuple(name for name in names if chance.random() * 100 < distribution.probabilities[name])
-    return drawn or (max(names, key=lambda name: distribution.probabilities[name]),)
+    drawn = drawn or (max(names, key=lambda name: distribution.probabilities[name]),)
+    return (*drawn, *distribution.always)
 
 
-def _distribution(data: Any, default_name: str) -> Distribution:
+def _distribution(data: Any, default_name: str, toolsets: Mapping[str, Toolset]) -> Distribution:
     shape = '{"description": text, "toolsets": {toolset: percent}}'
     if not isinstance(data, dict):
         raise DistributionError(f"must be a JSON object like {shape}")
@@ -208,15 +216,15 @@ def _distribution(data: Any, default_name: str) -> Distribution:
     if not isinstance(probabilities, dict) or not probabilities:
         raise DistributionError(f'"toolsets" must be an object of toolset and percent, like {shape}')
     for toolset, percent in probabilities.items():
-        _check_probability(toolset, percent)
+        _check_probability(toolset, percent, toolsets)
     if not any(probabilities.values()):
         raise DistributionError("every probability is 0; at least one must be above")
     return Distribution(data.get("name") or default_name, data.get("description", ""), probabilities)
 
 
-def _check_probability(toolset: str, percent: Any) -> None:
-    if toolset not in TOOLSETS and toolset not in EVERYTHING:
-        raise DistributionError(f"unknown toolset {toolset!r}; choose from {', '.join(TOOLSETS)}, all")
+def _check_probability(toolset: str, percent: Any, toolsets: Mapping[str, Toolset]) -> None:
+    if toolset not in toolsets and toolset not in EVERYTHING:
+        raise DistributionError(f"unknown toolset {toolset!r}; choose from {', '.join(toolsets)}, all")
     is_number = isinstance(percent, int | float) and not isinstance(percent, bool)
     if not is_number or not 0 <= percent <= 100:  # noqa: PLR2004 - percent
         raise DistributionError(f"the probability of {toolset!r} must be a number from 0 to 100, not {percent!r}")

@@ -34,6 +34,10 @@ class RunConfig(BaseModel):
     """Names the folder data/<run_name>/; one path component."""
     distribution: str = "default"
     """Toolset distribution: a name from --list_distributions, or a JSON file of the same shape."""
+    tools_file: Path | None = None
+    """Python file with tools of your own, marked with @tool; their toolsets come with every draw."""
+    mcp_config: Path | None = None
+    """JSON file of MCP servers ("mcpServers"); each is a toolset mcp_NAME that comes with every draw."""
     model: str = "anthropic/claude-sonnet-4.6"
     """Model name, sent verbatim."""
     base_url: str = "https://openrouter.ai/api/v1"

@@ -2,7 +2,8 @@
 
 The no-reasoning filter belongs to the end of a rollout (the row is marked and counts as done), the corrupted-entry
 filter to the merge (the row stays in its batch file). Rows of the original runner are read as well: only the
-conversation is looked at, never ``tool_stats``, whose columns there are another catalogue's.
+conversation is looked at, never ``tool_stats``, whose columns there are another catalogue's. A tool that the row's own
+system turn offers is known there, whatever the catalogue says: the user's own tools and those of MCP servers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollout.texts import one_line
-from rollout.trajectory import Turn, called_tools, turn_thinks
+from rollout.trajectory import Turn, called_tools, offered_tools, turn_thinks
 from toolsets import KNOWN_TOOLS
 
 NO_REASONING = "no_reasoning"
@@ -31,15 +32,34 @@ def no_reasoning(row: Mapping[str, Any]) -> bool:
 
 
 def unknown_tools(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names the row calls that no catalogue has, each once; a row with any is dropped at the merge."""
-    names = (name for turn in gpt_turns(row) for name in called_tools(turn))
-    return tuple(dict.fromkeys(name for name in names if name not in KNOWN_TOOLS))
+    """Return the names the row calls that neither the catalogue has nor the row offers; with any it is dropped."""
+    names = _other_tools(row)
+    offered = _offered(row) if names else ()
+    return tuple(name for name in names if name not in offered)
+
+
+def added_tools(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names the row calls that are no tools of the program but were offered."""
+    names = _other_tools(row)
+    offered = _offered(row) if names else ()
+    return tuple(name for name in names if name in offered)
 
 
 def drop_reason(row: Mapping[str, Any]) -> str:
     """Say why the merge drops a row, for people to read; "" when it stays."""
     names = unknown_tools(row)
     return f"unknown tool: {', '.join(one_line(name, _NAME_CHARS) for name in names)}" if names else ""
+
+
+def _other_tools(row: Mapping[str, Any]) -> tuple[str, ...]:
+    names = (name for turn in gpt_turns(row) for name in called_tools(turn))
+    return tuple(dict.fromkeys(name for name in names if name not in KNOWN_TOOLS))
+
+
+def _offered(row: Mapping[str, Any]) -> tuple[str, ...]:
+    first = row["conversations"][0]  # there are gpt turns, so there is a first one
+    is_system = isinstance(first, dict) and first.get("from") == "system"
+    return offered_tools(str(first.get("value", ""))) if is_system else ()
 
 
 def gpt_turns(row: Mapping[str, Any]) -> Iterator[Turn]:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from rollout.config import RunConfig
 
-SWITCHES = ("resume", "verbose", "reasoning_disabled", "keep_no_reasoning", "list_distributions", "help")
+SWITCHES = ("resume", "verbose", "reasoning_disabled", "keep_no_reasoning", "list_distributions", "clean", "help")
 _SWITCH_WORDS = ("true", "false")
 LISTS = ("providers_allowed", "providers_ignored", "providers_order")
 REQUIRED = ("dataset_file", "batch_size", "run_name")
@@ -26,6 +26,7 @@ REQUIRED = ("dataset_file", "batch_size", "run_name")
 _OWN_TEXT = {
     "prefill_messages_file": "JSON file holding an array of {role, content}; few-shot priming, never saved.",
     "list_distributions": "Print the toolset distributions and exit; needs no other flag.",
+    "clean": "Remove the sandboxes that dead runs left behind, say which, and exit; needs no other flag.",
     "help": "Print this and exit.",
 }
 FLAGS = (*(name for name in RunConfig.model_fields if name != "prefill_messages"), *_OWN_TEXT)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from model_tools import missing_tools, tool_settings, toolset_availability
+from model_tools import BUILT_IN, Catalogue, missing_tools, tool_settings, toolset_availability
 from rollout.config import RunConfig
+from rollout.extras import Extras
 from rollout.samples import Dataset
 from sandboxes import select
 from tools.base import ToolLimits
-from toolsets import TOOLSETS, Distribution, load_distribution, tools_of
+from toolsets import Distribution, load_distribution
 
 
 class PreflightError(ValueError):
@@ -25,6 +26,7 @@ class Plan:
 
     dataset: Dataset
     distribution: Distribution
+    extras: Extras  # tools that are not the program's; may hold keys
     unavailable: dict[str, str]  # toolset → why it cannot be used here; all toolsets, drawn or not
     missing: dict[str, str]  # tool → why; also of toolsets of which others can be used
     tool_settings: dict[str, str]  # what the tools read of the environment; may hold keys
@@ -35,35 +37,53 @@ class Plan:
 
 
 def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
-    """Check the run. Raises PreflightError, DatasetError, DistributionError."""
-    distribution = load_distribution(config.distribution)
+    """Check the run. Raises PreflightError, DatasetError, DistributionError, ExtrasError."""
     limits = tool_limits(environ)
-    settings = tool_settings(environ)
-    tools_missing = missing_tools(settings)
-    unavailable = unavailable_toolsets(tools_missing)
-    missing = {name: unavailable[name] for name in distribution.probabilities if name in unavailable}
-    if len(missing) == len(distribution.probabilities):
+    extras = Extras.read(config.tools_file, config.mcp_config, environ)
+    catalogue = extras.catalogue()
+    distribution = _distribution(config, catalogue)
+    settings = tool_settings(environ, catalogue)
+    tools_missing = missing_tools(settings, catalogue)
+    unavailable = unavailable_toolsets(tools_missing, catalogue)
+    missing = {name: unavailable[name] for name in distribution.toolsets if name in unavailable}
+    if len(missing) == len(distribution.toolsets):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise PreflightError(f"distribution {distribution.name!r} leaves no toolset that works here ({reasons})")
     warnings = [f"toolset {name} is not available: {reason}" for name, reason in missing.items()]
-    usable = [name for name in distribution.probabilities if name not in unavailable]
-    warnings += [
-        f"tool {name} is not available: {tools_missing[name]}" for name in tools_of(usable) if name in tools_missing
-    ]
+    usable = catalogue.tools_of(name for name in distribution.toolsets if name not in unavailable)
+    lacking = [tool.name for tool in usable if tool.name in tools_missing]
+    warnings += [f"tool {name} is not available: {tools_missing[name]}" for name in lacking]
     with ExitStack() as on_error:
         dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples))
         sandbox, image_sandbox, warning = _choose_sandboxes(config, dataset)
         on_error.pop_all()
-    told = tuple(filter(None, [warning, *warnings]))
-    return Plan(dataset, distribution, unavailable, tools_missing, settings, sandbox, image_sandbox, limits, told)
+    return Plan(
+        dataset,
+        distribution,
+        extras,
+        unavailable,
+        tools_missing,
+        settings,
+        sandbox,
+        image_sandbox,
+        limits,
+        tuple(filter(None, [warning, *warnings, *extras.warnings])),
+    )
 
 
-def unavailable_toolsets(missing: Mapping[str, str]) -> dict[str, str]:
+def _distribution(config: RunConfig, catalogue: Catalogue) -> Distribution:
+    """Return the run's distribution; toolsets that are not the program's and not named in it come with every draw."""
+    distribution = load_distribution(config.distribution, catalogue.toolsets)
+    added = [name for name in catalogue.added_toolsets if name not in distribution.probabilities]
+    return replace(distribution, always=tuple(added))
+
+
+def unavailable_toolsets(missing: Mapping[str, str], catalogue: Catalogue = BUILT_IN) -> dict[str, str]:
     """Return every toolset that cannot be used here, with the reason and what to do about it.
 
     ``missing`` is what ``model_tools.missing_tools`` says of single tools.
     """
-    reasons = {name: toolset_availability(name, missing) for name in TOOLSETS}
+    reasons = {name: toolset_availability(name, missing, catalogue=catalogue) for name in catalogue.toolsets}
     return {name: reason for name, reason in reasons.items() if reason}
 
 

@@ -8,7 +8,7 @@ failure, and ``failed``, ``error`` {kind, message} and ``prompt`` on top; a disc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from math import isfinite
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from rollout.messages import AssistantMessage, Failure, Message, ToolDefinition, ToolMessage, Usage
 from rollout.samples import Sample
 from rollout.texts import clean_text
-from rollout.trajectory import conversations, json_text, parse_container
+from rollout.trajectory import answers_in_text, conversations, json_text, parse_container, saved_calls
 from toolsets import KNOWN_TOOLS
 
 Row = dict[str, Any]
@@ -178,6 +178,29 @@ def tool_stats(messages: Sequence[Message]) -> dict[str, dict[str, int]]:
     for counts in stats.values():
         counts["failure"] = counts["count"] - counts["success"]
     return stats
+
+
+def saved_tool_stats(row: Mapping[str, Any], names: Collection[str]) -> dict[str, dict[str, int]]:
+    """Count these tools as ``tool_stats`` does, from the row's conversation: it has no columns for them."""
+    stats = {name: {"count": 0, "success": 0, "failure": 0} for name in names}
+    open_calls: dict[str, str] = {}
+    for turn in filter(_is_object, row["conversations"]):
+        for call_id, name in saved_calls(turn) if turn.get("from") == "gpt" else ():
+            open_calls[call_id] = name
+            if name in stats:
+                stats[name]["count"] += 1
+        for answer in answers_in_text(str(turn.get("value", ""))) if turn.get("from") == "tool" else ():
+            name = open_calls.pop(str(answer.get("tool_call_id")), "")
+            content = answer.get("content")
+            if name in stats and not result_failed(content if isinstance(content, str) else json_text(content)):
+                stats[name]["success"] += 1
+    for counts in stats.values():
+        counts["failure"] = counts["count"] - counts["success"]
+    return stats
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def result_failed(content: str) -> bool:

@@ -1,30 +1,35 @@
 """One sample in, one row out: the toolset draw, the sandbox, the agent, and whatever can go wrong around them.
 
-Owns the life of the rollout's sandbox (made when a tool first needs it, gone when ``run`` is over, however it ends) and
-the wall time of the rollout. A failure here is a row that says so; only faults of the program come out as exceptions.
+Owns the life of the rollout's sandbox (gone when ``run`` is over, however it ends) and the wall time of the rollout. A
+failure here is a row that says so; only faults of the program come out as exceptions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from model_tools import Toolbox, offered
+from model_tools import Catalogue, Toolbox, offered
 from rollout.agent import Agent, AgentLimits, AgentResult
 from rollout.auxiliary import AuxiliaryModels
 from rollout.chat_model import ChatModel, OpenAIChatModel
 from rollout.config import RunConfig
+from rollout.extras import Extras
 from rollout.filters import NO_REASONING, no_reasoning
 from rollout.messages import Failure, Usage
+from rollout.on_demand import SandboxOnDemand
 from rollout.rows import Row, RowFacts, build_row, discarded_row, summary
 from rollout.samples import Sample
 from sandboxes import BACKENDS
-from sandboxes.base import ImageBackend, Sandbox, SandboxError, SandboxSpec
+from sandboxes.base import ImageBackend, SandboxError, SandboxSpec
+from sandboxes.places import PlaceQueue
 from tools.base import ToolContext, ToolLimits
 from tools.services import Services
 from toolsets import Distribution, draw
@@ -40,11 +45,14 @@ class Stage:
     config: RunConfig
     model: ChatModel
     distribution: Distribution
+    catalogue: Catalogue
     unavailable: dict[str, str]  # toolset → why it cannot be used here
     missing: dict[str, str]  # tool → why
     services: Services  # of the tools
+    auxiliary: AuxiliaryModels  # that the services ask
     sandbox: str  # the backend of samples without an image
     image_sandbox: str  # that of samples with one
+    places: PlaceQueue | None  # for sandboxes of which there are only so many at once
     secrets: tuple[str, ...]
     limits: ToolLimits
     log: Log
@@ -54,17 +62,27 @@ class Stage:
         """Make it of the pool's first frame: its keys are read here, and what they hold is said by the fields above."""
         config = RunConfig.model_validate(settings["config"])
         asked = config.model_copy(update={"base_url": settings["base_url"]})
+        key, told = settings["api_key"], _RetryLog(log)
+        os.environ.update(settings["sandbox_keys"])  # what was kept from this process when it was started
+        auxiliary = AuxiliaryModels(asked, key, settings["tool_settings"], log=told)
         return cls(
             config=config,
-            model=OpenAIChatModel(asked, settings["api_key"], log=_RetryLog(log)),
+            model=OpenAIChatModel(asked, key, log=told),
             distribution=Distribution(**settings["distribution"]),
+            catalogue=Extras.from_json(settings["extras"]).catalogue(),
             unavailable=settings["unavailable"],
             missing=settings["missing"],
             services=Services(
-                settings["tool_settings"], AuxiliaryModels(asked, settings["api_key"], settings["tool_settings"])
+                settings["tool_settings"],
+                models=auxiliary,
+                endpoints=auxiliary,
+                base_url=asked.base_url,
+                model=asked.model,
             ),
+            auxiliary=auxiliary,
             sandbox=settings["sandbox"],
             image_sandbox=settings["image_sandbox"],
+            places=PlaceQueue(Path(settings["places"])) if settings["places"] else None,
             secrets=tuple(settings["secrets"]),
             limits=ToolLimits(**settings["limits"]),
             log=log,
@@ -78,6 +96,7 @@ class Stage:
     async def close(self) -> None:
         """Close the connections to the endpoint, and what the tools share."""
         await self.services.close()
+        await self.auxiliary.close()
         if isinstance(self.model, OpenAIChatModel):
             await self.model.close()
 
@@ -97,26 +116,6 @@ class _RetryLog:
         self.log("warning" if due else "debug", text)
 
 
-@dataclass
-class _SandboxOnDemand:
-    """Makes the sandbox when a tool first asks for it."""
-
-    kind: str
-    spec: SandboxSpec
-    _sandbox: Sandbox | None = None
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def open(self) -> Sandbox:
-        async with self._lock:
-            if self._sandbox is None:
-                self._sandbox = await BACKENDS[self.kind].open(self.spec)
-            return self._sandbox
-
-    async def close(self) -> None:
-        if self._sandbox is not None:
-            await self._sandbox.close()
-
-
 class Session:
     """One rollout over one sample."""
 
@@ -127,10 +126,11 @@ class Session:
         self.drawn = draw(stage.distribution, stage.config.seed, sample_key(sample))
         self.kind = stage.image_sandbox if sample.image else stage.sandbox
         spec = SandboxSpec(stage.config.run_name, rollout_id(stage.config.run_name, sample), sample.image, sample.cwd)
-        self.sandbox = _SandboxOnDemand(self.kind, spec)
+        self.sandbox = SandboxOnDemand(self.kind, spec, stage.places)
         usable = [name for name in self.drawn if name not in stage.unavailable]
-        self.tools = ToolContext(self.sandbox.open, stage.limits, stage.services)
-        self.toolbox = Toolbox(offered(usable, stage.missing), self.tools, stage.secrets)
+        self.tools = ToolContext(self.sandbox.open, stage.limits, stage.services, log=stage.log)
+        names = offered(usable, stage.missing, stage.catalogue)
+        self.toolbox = Toolbox(names, self.tools, stage.secrets, stage.catalogue.tools)
         limits = AgentLimits(max_turns=stage.config.max_turns, log_prefix_chars=stage.config.log_prefix_chars)
         log = self._log_call if stage.config.verbose else None
         self.agent = Agent(sample.prompt, stage.model, self.toolbox, limits, log)
@@ -161,13 +161,18 @@ class Session:
             await self.sandbox.close()
 
     async def _checked_run(self) -> AgentResult:
-        """Run the agent, after making sure of the image: the model costs money, and is no use without it."""
+        """Run the agent, after making sure of the image: the model costs money, and is no use without it.
+
+        A sandbox that takes its time is made while the model thinks about its first answer.
+        """
         backend = BACKENDS[self.kind]
         if isinstance(backend, ImageBackend):
             try:
                 await backend.ensure_image(self.sample.image)
             except SandboxError as error:
                 return self.agent.failed(Failure(error.kind, str(error)))
+            if self.toolbox.needs_sandbox:
+                self.sandbox.begin()
         return await self.agent.run()
 
     def _log_call(self, text: str) -> None:

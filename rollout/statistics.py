@@ -19,9 +19,9 @@ from itertools import islice
 from math import ceil
 from typing import Any
 
-from rollout.filters import NO_REASONING, UNKNOWN_TOOL, reasoning_turns, unknown_tools
+from rollout.filters import NO_REASONING, UNKNOWN_TOOL, added_tools, reasoning_turns, unknown_tools
 from rollout.messages import Usage
-from rollout.rows import DISCARDED, ERROR, Outcome, outcome
+from rollout.rows import DISCARDED, ERROR, Outcome, outcome, saved_tool_stats
 
 FORMAT = 1
 OUTCOMES: tuple[Outcome, ...] = ("completed", "not_completed", "partial", "discarded", "failed")
@@ -226,7 +226,9 @@ class RunStatistics:
         self.failure_examples.setdefault(kind, str(known.get("message", ""))[:_MESSAGE_CHARS])
 
     def _add_tools(self, row: Mapping[str, Any]) -> None:
-        for name, stats in _mapping(row.get("tool_stats")).items():
+        added = added_tools(row)
+        of_added = saved_tool_stats(row, added) if added else {}
+        for name, stats in {**of_added, **_mapping(row.get("tool_stats"))}.items():
             if isinstance(stats, dict) and stats.get("count"):
                 _add_counts(self.tools.setdefault(name, ToolCounts()), stats)
         names = unknown_tools(row)

@@ -139,11 +139,28 @@ def turn_thinks(turn: Turn) -> bool:
 
 def called_tools(turn: Turn) -> list[str]:
     """Return the names a saved gpt turn calls, in order; rows of the original have them in the text alone."""
+    return [name for _, name in saved_calls(turn)]
+
+
+def saved_calls(turn: Turn) -> list[tuple[str, str]]:
+    """Return id and name of the calls of a saved gpt turn, in order."""
     calls = turn.get("tool_calls")
     if not isinstance(calls, list):
         calls = calls_in_text(str(turn.get("value", "")))
-    functions = [call.get("function") for call in calls if isinstance(call, dict)]
-    return [str(function.get("name", "")) for function in functions if isinstance(function, dict)]
+    found = [(call.get("id"), call.get("function")) for call in calls if isinstance(call, dict)]
+    return [(str(call_id), str(function.get("name", ""))) for call_id, function in found if isinstance(function, dict)]
+
+
+def offered_tools(system: str) -> tuple[str, ...]:
+    """Return the names of the tools that a saved system turn lists; none where it lists none."""
+    listed = system.partition("<tools>\n")[2].partition("\n</tools>")[0]
+    tools = parse_container(listed)
+    return tuple(str(tool.get("name")) for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
+
+
+def answers_in_text(text: str) -> list[dict[str, Any]]:
+    """Return the objects {tool_call_id, name, content} of a saved tool turn."""
+    return list(_blocks("tool_response", text))
 
 
 def calls_in_text(text: str, answer: str = "") -> list[dict[str, Any]]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sandboxes.base import Backend
 from sandboxes.bubblewrap import BubblewrapBackend
 from sandboxes.docker import DockerBackend
 from sandboxes.local import LocalBackend
+from sandboxes.modal import ModalBackend
+from sandboxes.singularity import SingularityBackend
 
 # Each name is a value of --sandbox. A new backend is one file here and one line.
 BACKENDS: dict[str, Backend] = {
     "bubblewrap": BubblewrapBackend(),
     "docker": DockerBackend(),
     "local": LocalBackend(),
+    "modal": ModalBackend(),
+    "singularity": SingularityBackend(),
 }
+
+_KEYS = {"modal": re.compile(r"MODAL_\w+"), "singularity": re.compile(r"(APPTAINER|SINGULARITY)_DOCKER_\w+")}
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,12 @@ class Selection:
     warning: str = ""  # what the user should know about the choice that was made
 
 
+def keys(kinds: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables these kinds need where sandboxes are opened, secrets among them; no sandbox sees them."""
+    needed = [_KEYS[kind] for kind in kinds if kind in _KEYS]
+    return {name: value for name, value in environ.items() if any(names.fullmatch(name) for names in needed)}
+
+
 def select(kind: str, *, wants_image: bool) -> Selection:
     """Choose the backend for samples with, or without, an image; ``kind`` as in --sandbox. May take a few seconds."""
     if kind == "auto":
@@ -34,12 +48,7 @@ def select(kind: str, *, wants_image: bool) -> Selection:
 
 
 def _select(kind: str, *, wants_image: bool) -> Selection:
-    backend = BACKENDS.get(kind)
-    if backend is None:
-        problem = f"sandbox {kind} is not available in this version"
-        if wants_image:
-            return Selection(None, f"{problem}, and samples with an image need a sandbox that runs images")
-        return Selection(None, f"{problem}; choose from auto, {', '.join(BACKENDS)}")
+    backend = BACKENDS[kind]
     if wants_image and not backend.takes_images:
         return Selection(None, f"sandbox {kind} cannot run images; choose another one for samples with an image")
     if reason := backend.unavailable():

@@ -136,8 +136,16 @@ class Backend(Protocol):
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Make a sandbox. Raises SandboxError."""
 
-    def sweep(self) -> int:
-        """Remove what dead runs left behind, and nothing else; returns how many sandboxes went."""
+    def sweep(self) -> list[str]:
+        """Remove what dead runs left behind, and nothing else; returns a line about each sandbox that went."""
+
+
+@runtime_checkable
+class BoundedBackend(Backend, Protocol):
+    """A kind of sandbox of which this machine bears only so many at once."""
+
+    def max_sandboxes(self) -> int:
+        """Return how many, for a whole run, 1 or more; called at the door. May take a few seconds."""
 
 
 @runtime_checkable

@@ -80,7 +80,7 @@ class BubblewrapBackend:
         await sandbox.open()
         return sandbox
 
-    def sweep(self) -> int:
+    def sweep(self) -> list[str]:
         """See the protocol."""
         return folders.sweep()
 

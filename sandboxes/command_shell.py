@@ -6,6 +6,7 @@ How the resident is reached, and how its files and streams get there, is the bus
 from __future__ import annotations
 
 import asyncio
+import signal
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
@@ -15,37 +16,47 @@ from sandboxes.output import Collector
 
 START_SECONDS = 30.0  # for the resident's first answer; a busy machine is slow
 ANSWER_SECONDS = 5.0  # for the end of a command that was killed, and for an answer of a resident that seems gone
+STDIN_SECONDS = 10.0  # how long a write waits for a process that does not read
+LOST_EXIT_CODE = 128 + signal.SIGKILL  # of a command whose watcher is gone: what its shell would have said
 LOST_SECONDS = 1.0  # after the resident's death, for the first sign of a command that was just handed to it
 
 
-class Job(Protocol):
+class Job(ABC):
     """One command, from before its start until its shell has ended and its output is in."""
 
-    frames: shell.Frames
-    started: asyncio.Event  # its pid is known, or never will be
-    ended: asyncio.Event
-    kill_wanted: bool
+    def __init__(self) -> None:
+        self.frames = shell.Frames()
+        self.started = asyncio.Event()  # its pid is known, or never will be
+        self.ended = asyncio.Event()
+        self.kill_wanted = False
 
     @property
     def exit_code(self) -> int:
         """The command's exit code, once it has ended."""
+        return LOST_EXIT_CODE if self.frames.exit_code is None else self.frames.exit_code
 
     @property
     def lost(self) -> bool:
         """Whether it ended without a word."""
+        return self.ended.is_set() and self.frames.exit_code is None
 
+    @abstractmethod
     def finish(self) -> None:
         """Take what it wrote so far and call it ended; what its children write later is thrown away."""
 
+    @abstractmethod
     def release(self) -> None:
         """Finish, and listen no more."""
 
+    @abstractmethod
     def connect_stdin(self) -> None:
         """Take note that the command has started to read its stdin."""
 
+    @abstractmethod
     async def write(self, data: bytes) -> None:
         """Write to the command's stdin. Raises SandboxFileError when that is closed or not read."""
 
+    @abstractmethod
     def close_stdin(self) -> None:
         """End the command's stdin."""
 

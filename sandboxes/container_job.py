@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable
 
-from sandboxes import shell
 from sandboxes.base import SandboxFileError
-from sandboxes.command_shell import START_SECONDS
+from sandboxes.command_shell import START_SECONDS, STDIN_SECONDS, Job
 from sandboxes.container_stream import ContainerStream
 from sandboxes.output import Collector
 
-LOST_EXIT_CODE = 128 + signal.SIGKILL  # of a command whose watcher is gone: what its shell would have said
 SETTLE_SECONDS = 0.5  # for output that is under way when the watcher is lost
 MARK_SECONDS = 5.0  # the same when the command has ended well, and only the way here is long
-STDIN_SECONDS = 10.0  # how long a write waits for a process that does not read
 NEWS_SECONDS = 0.1  # how long a write waits for the news that nobody reads it
 CHUNK_BYTES = 1 << 18
 
 
-class LaneJob:
-    """A command from before its start until its shell has ended and its output is in.
+class LaneJob(Job):
+    """See Job.
 
     Output and frames come in streams of their own, in no order: it has ended when both have said so, or when one has
     and the other had its time.
@@ -32,10 +28,7 @@ class LaneJob:
         self, stream: ContainerStream, collector: Collector, on_change: Callable[[LaneJob], None], *, stdin: bool
     ) -> None:
         """``on_change`` is called when it has started and when it has ended."""
-        self.frames = shell.Frames()
-        self.started = asyncio.Event()  # its pid is known, or never will be
-        self.ended = asyncio.Event()
-        self.kill_wanted = False
+        super().__init__()
         self._stream = stream
         self._collector = collector
         self._on_change = on_change
@@ -47,16 +40,6 @@ class LaneJob:
         self._deadline: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._begin = self._loop.call_later(START_SECONDS, self.finish)
-
-    @property
-    def exit_code(self) -> int:
-        """The command's exit code, once it has ended."""
-        return LOST_EXIT_CODE if self.frames.exit_code is None else self.frames.exit_code
-
-    @property
-    def lost(self) -> bool:
-        """Whether it ended without a word."""
-        return self.ended.is_set() and self.frames.exit_code is None
 
     def take_output(self, data: bytes) -> None:
         """Take what was written."""
@@ -91,7 +74,7 @@ class LaneJob:
         self._stream.drop_input()
 
     def finish(self) -> None:
-        """Call it ended; what its children write later is thrown away."""
+        """See Job."""
         self._begin.cancel()
         if self._deadline:
             self._deadline.cancel()
@@ -107,14 +90,14 @@ class LaneJob:
         self._on_change(self)
 
     def release(self) -> None:
-        """Finish; nothing more will be heard of it."""
+        """See Job; nothing more will be heard of it."""
         self.finish()
 
     def connect_stdin(self) -> None:
         """Do nothing: the lane finds out by itself."""
 
     async def write(self, data: bytes) -> None:
-        """Write to the command's stdin. Raises SandboxFileError when that is closed or not read."""
+        """See Job."""
         await self.pour(data)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(NEWS_SECONDS):
@@ -138,7 +121,7 @@ class LaneJob:
             raise SandboxFileError("the process has closed its stdin" if self._unread else "stdin is closed")
 
     def close_stdin(self) -> None:
-        """End the command's stdin."""
+        """See Job."""
         if self._stdin_open:
             self._stdin_open = False
             self._stream.end_input()

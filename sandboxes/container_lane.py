@@ -20,7 +20,7 @@ from sandboxes import shell
 from sandboxes.base import SandboxError
 from sandboxes.command_shell import START_SECONDS
 from sandboxes.container_job import LaneJob
-from sandboxes.container_stream import Connection, ContainerStream
+from sandboxes.container_stream import ContainerStream, ProcessStreams
 from sandboxes.output import Collector
 
 SETTLING_SECONDS = 0.05  # from a command's end to that of its pumps, as a rule
@@ -80,9 +80,9 @@ class Lane:
         self._output_open = False  # somebody may still write output
         self._frames_open = False
 
-    async def open(self, connection: Connection, first_lines: bytes) -> None:
-        """Start it on the socket of a process that waits for ``SCRIPT``. Raises SandboxError."""
-        await self.stream.connect(connection)
+    async def open(self, streams: ProcessStreams, first_lines: bytes) -> None:
+        """Start it on the streams of a process that waits for ``SCRIPT``. Raises SandboxError."""
+        await self.stream.connect(streams)
         self.stream.send(first_lines + f"{self.mark}\n".encode())
         try:
             async with asyncio.timeout(START_SECONDS):

@@ -18,11 +18,11 @@ from sandboxes.base import SandboxError
 from sandboxes.command_shell import ANSWER_SECONDS, START_SECONDS, CommandShell
 from sandboxes.container_job import LaneJob
 from sandboxes.container_lane import SCRIPT, SETTLING_SECONDS, Lane
-from sandboxes.container_stream import Connection, ContainerStream
+from sandboxes.container_stream import ContainerStream, ProcessStreams
 from sandboxes.environment import NAME
 from sandboxes.output import Collector
 
-Connect = Callable[[Sequence[str]], Awaitable[Connection]]  # program and arguments → its streams; SandboxError
+Connect = Callable[[Sequence[str]], Awaitable[ProcessStreams]]  # program and arguments → its streams; SandboxError
 
 CHANNEL_MOUNT = "/run/channel"  # where the container must have a small tmpfs that anybody can write to
 CHANNEL = f"{CHANNEL_MOUNT}/shell"
@@ -63,9 +63,12 @@ class ContainerResident:
         self._answers: deque[asyncio.Future[str]] = deque()
         self._complaint = b""
 
-    async def open(self, connection: Connection, script: bytes) -> tuple[str, str]:
-        """Start it on a socket; return its HOME and the first folder, "" when none can be had. Raises SandboxError."""
-        await self._stream.connect(connection)
+    async def open(self, streams: ProcessStreams, script: bytes) -> tuple[str, str]:
+        """Start it on a process of the container; return its HOME and the first folder.
+
+        Raises SandboxError, also when no folder can be had.
+        """
+        await self._stream.connect(streams)
         answers = [self._expect(), self._expect()]
         self._stream.send(script)
         home = folder = ""
@@ -165,9 +168,9 @@ class ContainerShell(CommandShell[LaneJob, ContainerResident]):
 
     async def start_resident(self) -> ContainerResident:
         """See CommandShell."""
-        connection = await self._boot(f"{next(self._numbers)}.resident")
+        streams = await self._boot(f"{next(self._numbers)}.resident")
         resident = ContainerResident(self.on_death)
-        home, folder = await resident.open(connection, self._script)
+        home, folder = await resident.open(streams, self._script)
         if not self._resident:
             self.home, self.folder = home, folder
         for lane in self._lanes:
@@ -251,7 +254,7 @@ class ContainerShell(CommandShell[LaneJob, ContainerResident]):
             raise SandboxError("the sandbox is closed")
         return lane
 
-    async def _boot(self, script_name: str, slot: str = "") -> Connection:
+    async def _boot(self, script_name: str, slot: str = "") -> ProcessStreams:
         if self._closed:
             raise SandboxError("the sandbox is closed")
         return await self._connect(["/bin/sh", "-c", _BOOT, "sh", CHANNEL, script_name, slot])

@@ -1,6 +1,7 @@
 """The connection to one process of a container: its stdin, and its stdout and stderr as the engine multiplexes them.
 
-The engine sends frames of a stream's number, three NULs and a length of four bytes, big-endian, before as many bytes.
+Frames are a stream's number, three NULs and a length of four bytes, big-endian, before as many bytes: so docker has it,
+and what starts processes by other means makes the same (``frame``).
 Reading is fair: who floods is read at a pace that leaves most of the loop's time to others, and holds the flood back.
 """
 
@@ -11,19 +12,32 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 HEADER_BYTES = 8
-STDERR = 2
+STDOUT, STDERR = 1, 2
 UNPACED_BYTES = 16 << 20  # so much is read as fast as it comes
 PACE = 3  # afterwards: seconds of pause for each second spent reading
 
 
+class ProcessStreams(Protocol):
+    """The streams of a process that was just started, before anybody reads them."""
+
+    async def attach(self, protocol: asyncio.Protocol) -> None:
+        """Hand them over: the protocol gets frames, and a transport that writes to the process's stdin."""
+
+
 @dataclass(frozen=True)
 class Connection:
-    """The streams of a process that was just started."""
+    """Streams that an engine sends through one socket."""
 
     socket: socket.socket
     early: bytes = b""  # what was already read from it
+
+    async def attach(self, protocol: asyncio.Protocol) -> None:
+        """See ProcessStreams."""
+        protocol.data_received(self.early)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self.socket)
 
 
 class ContainerStream(asyncio.Protocol):
@@ -45,14 +59,9 @@ class ContainerStream(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
 
-    async def connect(self, connection: Connection) -> None:
-        """Take over a connection."""
-        self._take(connection.early)
-        try:
-            await self._loop.connect_accepted_socket(lambda: self, connection.socket)
-        finally:
-            if not self._transport:
-                connection.socket.close()
+    async def connect(self, streams: ProcessStreams) -> None:
+        """Take over a process that was just started."""
+        await streams.attach(self)
 
     @property
     def is_open(self) -> bool:
@@ -150,6 +159,11 @@ class ContainerStream(asyncio.Protocol):
         self._resume = None
         if self._transport and self.is_open:
             self._transport.resume_reading()
+
+
+def frame(number: int, data: bytes) -> bytes:
+    """Return what came from one of the process's streams as a frame."""
+    return bytes((number, 0, 0, 0)) + len(data).to_bytes(4, "big") + data
 
 
 def _nowhere(_data: bytes) -> None:

@@ -23,6 +23,7 @@ from docker import errors as docker_errors
 from docker.utils import kwargs_from_env
 
 from sandboxes.base import SandboxError
+from sandboxes.container_network import listen_inside
 from sandboxes.container_shell import CHANNEL_MOUNT
 from sandboxes.container_stream import HEADER_BYTES, Connection
 from sandboxes.docker_settings import Settings
@@ -32,6 +33,7 @@ T = TypeVar("T")
 API_SECONDS = 60  # for one answer of a busy engine
 PROBE_SECONDS = 5
 REMOVAL_SECONDS = 10.0  # for a removal that somebody else has begun
+NETWORK_SECONDS = 2.0  # for the last containers on a network that goes
 BUSY_SECONDS = 0.05  # between two looks whether it has ended
 UNDO_SECONDS = 2.0  # what somebody who is cancelled waits for
 MAX_CALLS = 8  # at the same time, of one process
@@ -42,6 +44,7 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 
 # The container's main process only waits for its stdin to end, that is, for the worker to be gone.
 _WAIT = "trap '' HUP INT QUIT TERM USR1 USR2 ALRM; exec cat >/dev/null"
+_KEPT_APART = {"com.docker.network.bridge.enable_icc": "false"}
 # What engines cannot always do, by their complaint. It is left out then.
 _OPTIONAL = {"storage-opt": "StorageOpt", "storage option": "StorageOpt", "init binary not found": "Init"}
 
@@ -65,14 +68,18 @@ class Container:
 class Engine:
     """One engine. Raises SandboxError when there is none that answers."""
 
-    def __init__(self, timeout_seconds: int = API_SECONDS) -> None:
+    def __init__(self, timeout_seconds: int = API_SECONDS, host: str = "") -> None:
+        """``host``: as in $DOCKER_HOST, which is the default."""
+        environ = {**os.environ, "DOCKER_HOST": host} if host else os.environ
         with _engine_errors("no Docker engine answers"):
-            self._api = docker.APIClient(version="auto", timeout=timeout_seconds, **kwargs_from_env())
+            self._api = docker.APIClient(version="auto", timeout=timeout_seconds, **kwargs_from_env(environ))
             # The package has a pool for each path it asked for; connections that wait there are of no use to anybody.
             self._api.headers["Connection"] = "close"
             self.info: dict[str, Any] = self._api.info()
             version = self._api.version()
         self.platform = f"{version['Os']}/{version['Arch']}"
+        self._is_podman = any("podman" in part["Name"].lower() for part in version.get("Components") or ())
+        self._network: tuple[str, dict[str, str]] = ("", {})  # name ("" = the engine's default) and labels
         self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="docker")
         self._left_out: set[str] = set()  # of what is optional
 
@@ -98,6 +105,16 @@ class Engine:
 
     def launch(self, image: str, name: str, labels: dict[str, str], settings: Settings) -> Container:
         """Make a container and start it. Raises SandboxError, with nothing left behind."""
+        try:
+            return self._launch(image, name, labels, settings)
+        except SandboxError as error:
+            network = self._network[0]
+            if not network or network not in str(error):
+                raise
+            self.share_network(*self._network)  # the user has removed it
+            return self._launch(image, name, labels, settings)
+
+    def _launch(self, image: str, name: str, labels: dict[str, str], settings: Settings) -> Container:
         with _engine_errors(f"no container of {image}"):
             container_id = self._create(image, name, labels, self._host_options(settings))
             with contextlib.ExitStack() as on_error:
@@ -120,6 +137,12 @@ class Engine:
             process = self._api.exec_create(container_id, list(arguments), stdin=True)
             return _connection(self._api.exec_start(process["Id"], socket=True))
 
+    def listen_inside(self, container_id: str, port: int) -> socket.socket:
+        """Listen on a running container's loopback. Raises SandboxError."""
+        with _engine_errors("the sandbox cannot be given its way out"):
+            pid = self._api.inspect_container(container_id)["State"]["Pid"]
+            return listen_inside(pid, port)
+
     def remove(self, container_id: str) -> bool:
         """Remove a container with all that is in it; tell whether it is gone, and surely."""
         deadline = time.monotonic() + REMOVAL_SECONDS
@@ -139,6 +162,31 @@ class Engine:
         with _engine_errors("the engine lists no containers"):
             found = self._api.containers(all=True, filters={"label": label})
         return {item["Id"]: item["Labels"] for item in found}
+
+    def share_network(self, name: str, labels: dict[str, str]) -> None:
+        """Put containers that have a network on a bridge of ours, where they do not reach each other.
+
+        Podman has no such bridges: its containers stay on its default one. Raises SandboxError.
+        """
+        if self._is_podman:
+            return
+        with _engine_errors("no network for containers"):
+            if not any(found["Name"] == name for found in self._api.networks(names=[name])):
+                self._api.create_network(name, driver="bridge", options=_KEPT_APART, labels=labels)
+        self._network = (name, labels)
+
+    def remove_network(self, name: str) -> bool:
+        """Remove such a bridge, after containers that are about to end; tell whether it is gone."""
+        deadline = time.monotonic() + NETWORK_SECONDS
+        while True:
+            try:
+                self._api.remove_network(name)
+            except docker_errors.NotFound:
+                return True
+            except _ENGINE_ERRORS:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(BUSY_SECONDS)
 
     def image(self, name: str) -> dict[str, Any] | None:
         """Return what the engine knows about an image it has; None when it has none. Raises SandboxError."""
@@ -213,7 +261,7 @@ class Engine:
             "tmpfs": {CHANNEL_MOUNT: "mode=1777,size=16m,nosuid,nodev,noexec"},
             "log_config": {"Type": "none"},
             "binds": list(settings.volumes) or None,
-            "network_mode": None if settings.network else "none",
+            "network_mode": self._network[0] or None if settings.network else "none",
         }
         if info.get("PidsLimit"):
             options["pids_limit"] = MAX_PROCESSES
@@ -228,13 +276,13 @@ class Engine:
         return options
 
 
-def probe() -> str:
-    """Say why no engine can be used here; "" when one can."""
-    host = os.environ.get("DOCKER_HOST", "")
+def probe(host: str = "") -> str:
+    """Say why the engine at ``host``, or at $DOCKER_HOST, cannot be used; "" when it can."""
+    host = host or os.environ.get("DOCKER_HOST", "")
     if host.startswith("ssh://") or os.environ.get("DOCKER_TLS_VERIFY"):
         return "sandbox docker needs an engine on a unix or a plain tcp socket; change DOCKER_HOST"
     try:
-        Engine(PROBE_SECONDS).close()
+        Engine(PROBE_SECONDS, host).close()
     except SandboxError as error:
         return f"{error}; start Docker or Podman, or set DOCKER_HOST"
     return ""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sandboxes.allow_list import AllowList, AllowListError
 from sandboxes.environment import NAME
 
 DEFAULT_IMAGE = "nikolaik/python-nodejs:python3.11-nodejs20"
@@ -32,7 +33,9 @@ class Settings:
     cpus: float  # 0 = no limit
     memory_mb: int  # 0 = no limit
     disk_mb: int  # 0 = no limit
-    network: bool
+    network: bool  # the engine's own, without limits
+    allowed: AllowList | None  # the hosts that may be reached where there is no network; None = none at all
+    max_containers: int  # at once, of one run; 0 = what the memory bears
     volumes: tuple[str, ...]  # host:inside[:mode], the user's own wish
     variables: dict[str, str]  # of the host that are forwarded, and those set for containers
     cwd: str  # first folder, "" for the image's own
@@ -41,12 +44,15 @@ class Settings:
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
         """Read the variables. Raises SettingsError."""
         forwarded = _names(environ, "TERMINAL_DOCKER_FORWARD_ENV")
+        network = _network(environ, "TERMINAL_DOCKER_NETWORK")
         return cls(
             image=environ.get("TERMINAL_DOCKER_IMAGE", "").strip() or DEFAULT_IMAGE,
             cpus=_number(environ, "TERMINAL_CONTAINER_CPU", 1),
             memory_mb=math.ceil(_number(environ, "TERMINAL_CONTAINER_MEMORY", 5120)),
             disk_mb=math.ceil(_number(environ, "TERMINAL_CONTAINER_DISK", 51200)),
-            network=_switch(environ, "TERMINAL_DOCKER_NETWORK"),
+            network=network is True,
+            allowed=network if isinstance(network, AllowList) else None,
+            max_containers=math.ceil(_number(environ, "TERMINAL_MAX_CONTAINERS", 0)),
             volumes=_texts(environ, "TERMINAL_DOCKER_VOLUMES"),
             variables={
                 **{name: environ[name] for name in forwarded if name in environ},
@@ -69,11 +75,16 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
     return number
 
 
-def _switch(environ: Mapping[str, str], name: str) -> bool:
+def _network(environ: Mapping[str, str], name: str) -> bool | AllowList:
     text = environ.get(name, "").strip()
-    if text and text.lower() not in _YES + _NO:
-        raise SettingsError(f"{name}={text} must be true or false")
-    return text.lower() not in _NO
+    if not text or text.lower() in _YES + _NO:
+        return text.lower() not in _NO
+    if not re.search(r"[.:*,]", text):  # else a switch that is misspelt would be a host
+        raise SettingsError(f"{name}={text} must be true or false, or name hosts (pypi.org,*.example.com,myhost:8080)")
+    try:
+        return AllowList.parse(text)
+    except AllowListError as error:
+        raise SettingsError(f"{name}: {error}") from error
 
 
 def _texts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:

@@ -85,6 +85,16 @@ def fresh() -> Iterator[Folder]:
         undo.pop_all()
 
 
+@contextlib.contextmanager
+def owned() -> Iterator[Path]:
+    """Have a private folder for a while; it is swept like a sandbox's when this process dies. Raises SandboxError."""
+    folder = _create()
+    try:
+        yield folder.channel
+    finally:
+        remove_tree(folder.root)
+
+
 def _create() -> Folder:
     me = processes.process(os.getpid())
     if me is None:
@@ -121,8 +131,8 @@ def remove_if_small(path: Path) -> bool:
     return not os.path.lexists(path)
 
 
-def sweep() -> int:
-    """End what dead owners left behind; returns how many sandboxes that was."""
+def sweep() -> list[str]:
+    """End what dead owners left behind; returns the folders of the sandboxes that were."""
     where, here = base(), _namespace("self")
     swept: set[str] = set()
     for item in processes.own_processes():
@@ -131,10 +141,15 @@ def sweep() -> int:
             processes.kill(item.pid)
             swept.add(folder.name)
     for path in where.iterdir():
-        if _owner_is_dead(path.name, here):
+        if is_left_over(path.name):
             remove_tree(path)
             swept.add(path.name)
-    return len(swept)
+    return [f"folder {where / name}" for name in sorted(swept)]
+
+
+def is_left_over(name: str) -> bool:
+    """Tell whether this is the name of a sandbox's folder, there or gone already, whose owner is dead, and surely."""
+    return _owner_is_dead(name, _namespace("self"))
 
 
 def _owner_is_dead(name: str, namespace: int) -> bool:

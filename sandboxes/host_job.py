@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from pathlib import Path
 from typing import Protocol
 
-from sandboxes import shell
+from sandboxes import command_shell
 from sandboxes.base import SandboxFileError
+from sandboxes.command_shell import STDIN_SECONDS
 from sandboxes.fifo import FifoReader, open_fifo
 from sandboxes.output import Collector
-
-LOST_EXIT_CODE = 128 + signal.SIGKILL  # of a command whose watcher is gone: what its shell would have said
-STDIN_SECONDS = 10.0  # how long a write waits for a process that does not read
 
 
 class JobOwner(Protocol):
@@ -31,19 +28,16 @@ class JobOwner(Protocol):
         """Its watcher has ended too: nothing of it will be heard any more."""
 
 
-class Job:
-    """A command from before its start until its shell has ended and its output is in.
+class Job(command_shell.Job):
+    """See command_shell.Job.
 
     Its FIFOs are open when the constructor returns; it raises OSError when they cannot be had. The files of its slot
     are kept for the next command where they can be: making them would cost more than anything else done here.
     """
 
     def __init__(self, channel: Path, slot: int, collector: Collector, owner: JobOwner) -> None:
+        super().__init__()
         self.slot = slot
-        self.frames = shell.Frames()
-        self.started = asyncio.Event()  # its pid is known, or never will be
-        self.ended = asyncio.Event()
-        self.kill_wanted = False
         self._collector = collector
         self._owner = owner
         self._stdin_fd = -1
@@ -57,22 +51,12 @@ class Job:
             opened.pop_all()
 
     @property
-    def exit_code(self) -> int:
-        """The command's exit code, once it has ended."""
-        return LOST_EXIT_CODE if self.frames.exit_code is None else self.frames.exit_code
-
-    @property
-    def lost(self) -> bool:
-        """Whether it ended without a word."""
-        return self.ended.is_set() and self.frames.exit_code is None
-
-    @property
     def slot_is_free(self) -> bool:
         """Whether nobody can write to its FIFOs any more, so that another command may have them."""
         return not self.lost and not self.output.is_open and not self._control.is_open
 
     def finish(self) -> None:
-        """Take what it wrote so far and call it ended; what its children write later is thrown away."""
+        """See command_shell.Job."""
         if self.ended.is_set():
             return
         self.started.set()
@@ -84,7 +68,7 @@ class Job:
         self._owner.job_ended(self)
 
     def release(self) -> None:
-        """Finish, and listen no more."""
+        """See command_shell.Job."""
         self.finish()
         self._control.close()
         for kind, path in self._files.items():
@@ -108,7 +92,7 @@ class Job:
         os.close(reading_too)
 
     async def write(self, data: bytes) -> None:
-        """Write to the command's stdin. Raises SandboxFileError when that is closed or not read."""
+        """See command_shell.Job."""
         rest = memoryview(data)
         try:
             async with asyncio.timeout(STDIN_SECONDS), self._writing:
@@ -121,7 +105,7 @@ class Job:
             raise SandboxFileError("the process has closed its stdin") from error
 
     def close_stdin(self) -> None:
-        """End the command's stdin."""
+        """See command_shell.Job."""
         if self._stdin_fd >= 0:
             asyncio.get_running_loop().remove_writer(self._stdin_fd)
             os.close(self._stdin_fd)

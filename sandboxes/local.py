@@ -44,7 +44,7 @@ class LocalBackend:
         await sandbox.open()
         return sandbox
 
-    def sweep(self) -> int:
+    def sweep(self) -> list[str]:
         """See the protocol."""
         return folders.sweep()
 

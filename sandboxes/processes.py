@@ -100,7 +100,12 @@ def kill_all(folder: Path, session: int) -> None:
         if time.monotonic() > deadline:  # it hangs in the kernel
             return
         time.sleep(_KILL_PAUSE_SECONDS)
-    for pid in _candidates():  # of other sandboxes too: what has ended
+    reap_orphans()
+
+
+def reap_orphans() -> None:
+    """Take what has ended out of the process table, of other sandboxes too."""
+    for pid in _candidates():
         _reap(pid)
 
 

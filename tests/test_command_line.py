@@ -40,7 +40,7 @@ FLAGS = {
     *("dataset_file", "batch_size", "run_name", "distribution", "model", "base_url", "api_key", "max_turns"),
     *("num_workers", "resume", "verbose", "max_samples", "providers_allowed", "providers_ignored", "providers_order"),
     *("provider_sort", "max_tokens", "reasoning_effort", "reasoning_disabled", "ephemeral_system_prompt"),
-    *("prefill_messages_file", "log_prefix_chars", "list_distributions"),
+    *("prefill_messages_file", "log_prefix_chars", "list_distributions", "clean"),
     *("sandbox", "concurrency", "seed", "keep_no_reasoning", "timeout_seconds"),
 }
 
@@ -282,7 +282,9 @@ def test_the_sandbox_of_the_environment_is_used_unless_a_flag_names_one(place: W
 
 
 def test_every_flag_of_the_config_is_in_the_help() -> None:
-    assert {*RunConfig.model_fields, "prefill_messages_file", "list_distributions"} - {"prefill_messages"} == FLAGS
+    assert {*RunConfig.model_fields, "prefill_messages_file", "list_distributions", "clean"} - {
+        "prefill_messages"
+    } == FLAGS
 
 
 @pytest.mark.parametrize(

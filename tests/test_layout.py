@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -54,12 +55,13 @@ def test_sizes(path: Path) -> None:
             assert length <= MAX_FUNCTION_LINES, f"{node.name}: {length} lines"
 
 
-def test_broad_handlers_stand_at_the_two_boundaries_only() -> None:
+def test_broad_handlers_stand_at_the_boundaries_only() -> None:
+    """Where a run and a rollout end, and where a user's own tools are called."""
     broad = []
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ExceptHandler):
-                names = ast.unparse(node.type) if node.type else "everything"
-                if names in ("everything", "Exception", "BaseException"):
+                names = ast.unparse(node.type) if node.type else "Exception"
+                if {"Exception", "BaseException"} & set(re.findall(r"\w+", names)):
                     broad.append(room_of(path))
-    assert sorted(broad) == ["batch_runner", "rollout"]
+    assert sorted(broad) == ["batch_runner", "rollout", "tools"]

@@ -78,7 +78,7 @@ def test_the_json_of_the_first_screen() -> None:
 def test_the_library_example(place: Workplace) -> None:
     (place.path / "data").mkdir()
     shutil.copy(ROOT / "data" / "prompts.jsonl", place.path / "data")
-    (example,) = blocks("python")
+    example = next(block for block in blocks("python") if "BatchRunner" in block)
     with ScriptedEndpoint([terminal("echo hello"), answer("done")]) as endpoint:
         example = example.replace('run_name="my_run"', f'run_name="my_run", base_url="{endpoint.base_url}"')
         env = {**place.environ(), "PYTHONPATH": str(ROOT)}

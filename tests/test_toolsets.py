@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,22 @@ def test_when_nothing_comes_up_the_likeliest_is_taken() -> None:
     draws = {draw(distribution, 0, str(sample)) for sample in range(50)}
     assert ("terminal",) in draws
     assert () not in draws
+
+
+def test_toolsets_that_always_come_change_nothing_of_the_draw() -> None:
+    plain = DISTRIBUTIONS["balanced"]
+    more = replace(plain, always=("mcp_a", "mine"))
+    for sample in range(20):
+        assert draw(more, 0, str(sample)) == (*draw(plain, 0, str(sample)), "mcp_a", "mine")
+
+
+def test_a_distribution_file_may_name_added_toolsets(tmp_path: Path) -> None:
+    path = written(tmp_path, {"toolsets": {"mcp_a": 50}})
+    with pytest.raises(DistributionError, match="unknown toolset 'mcp_a'; choose from web"):
+        load_distribution(path)
+    added = {**TOOLSETS, "mcp_a": Toolset("", ("mcp_a_x", "mcp_a_b"))}
+    assert load_distribution(path, added).probabilities == {"mcp_a": 50}
+    assert tools_of(["mcp_a", "todo"], added) == ("todo", "mcp_a_b", "mcp_a_x")
 
 
 def test_half_a_surrogate_pair_in_a_key_is_no_trouble() -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from sandboxes.base import Sandbox
-from tools.calls import ToolMessage
+from tools.calls import ToolDefinition, ToolMessage
 from tools.services import Answer, AuxiliaryError, Question, Services, Settings, Spent
 
 JsonObject = dict[str, Any]
@@ -40,6 +40,7 @@ class ToolLimits:
 
     terminal_timeout_seconds: float = 180.0  # a command's default, and the longest `process wait`; $TERMINAL_TIMEOUT
     max_foreground_seconds: float = 600.0  # longer foreground time-outs are refused; $TERMINAL_MAX_FOREGROUND_TIMEOUT
+    script_seconds: float = 300.0  # of a script of execute_code, with all its tool calls
     max_call_seconds: float = 120.0  # any other tool's call; one that takes longer is hung, and the model is told
     max_result_chars: int = 100_000  # a longer result is cut, whatever the tool
 
@@ -52,6 +53,10 @@ class Closable(Protocol):
         """Give it back. Raises nothing that is not a fault of the program."""
 
 
+def _no_log(_level: str, _text: str) -> None:
+    pass
+
+
 @dataclass
 class ToolContext:
     """One rollout's tools' surroundings."""
@@ -62,6 +67,9 @@ class ToolContext:
     spent: Spent = field(default_factory=Spent)  # by auxiliary models so far
     # Runs another tool of the rollout by name, as the model would; set by the toolbox, for tools that call tools.
     call_tool: Callable[[str, JsonObject], Awaitable[ToolMessage]] | None = None
+    offered: Sequence[ToolDefinition] = ()  # the rollout's tools; set by the toolbox
+    by_script: bool = False  # a script calls, not the model: it has not read what the model was told before
+    log: Callable[[str, str], None] = _no_log  # level and text of a line for the run's log
     _states: dict[type, Any] = field(default_factory=dict)
 
     def state(self, cls: type[StateT]) -> StateT:
@@ -162,6 +170,12 @@ def tool(
 
 def _arguments_model(tool_name: str, function: ToolFunction) -> type[BaseModel]:
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    if not parameters:
+        raise TypeError(f"tool {tool_name} must take the ToolContext as its first argument")
+    for parameter in parameters[1:]:
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if variadic or parameter.annotation is parameter.empty:
+            raise TypeError(f"tool {tool_name}: every argument needs a name and a type, unlike {parameter}")
     fields: dict[str, Any] = {
         parameter.name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         for parameter in parameters[1:]

@@ -150,7 +150,7 @@ async def search_files(  # noqa: PLR0913, PLR0917 - the arguments are the tool's
     sandbox = await tools.open_sandbox()
     page = await _page(sandbox, query)
     result = await _result(sandbox, query, page)
-    return _unless_repeated(tools.state(SearchState), query, result)
+    return result if tools.by_script else _unless_repeated(tools.state(SearchState), query, result)
 
 
 def _name_glob(pattern: str) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rollout.filters import drop_reason, no_reasoning, reasoning_turns, unknown_tools
-from rollout.messages import AssistantMessage, Message, ToolCall, ToolMessage, UserMessage
+from rollout.filters import added_tools, drop_reason, no_reasoning, reasoning_turns, unknown_tools
+from rollout.messages import AssistantMessage, Message, ToolCall, ToolDefinition, ToolMessage, UserMessage
 from rollout.trajectory import conversations
 
 
@@ -66,6 +66,18 @@ def test_rows_that_call_unknown_tools_are_dropped_and_say_which() -> None:
 def test_rows_that_call_known_tools_stay() -> None:
     talk = AssistantMessage('I will not write <tool_call>\n{"name": "foo"}\n</tool_call>', '<tool_call>{"name": "x"}')
     assert drop_reason(row(talk, call("terminal"), call("browser_vision"))) == ""
+
+
+def test_tools_that_the_row_itself_offers_are_known_there() -> None:
+    offered = [ToolDefinition("mcp_x_add", "Says </tools> and <tools>.", {"type": "object"})]
+    calls: list[Message] = [UserMessage("q"), call("mcp_x_add"), call("mcp_x_sub"), call("terminal")]
+    ours = {"conversations": conversations("q", calls, offered)}
+    assert unknown_tools(ours) == ("mcp_x_sub",)
+    assert added_tools(ours) == ("mcp_x_add",)
+    assert drop_reason({"conversations": ours["conversations"][1:]}) == "unknown tool: mcp_x_add, mcp_x_sub"
+    for system in ("", "<tools>\n[", "<tools>\n{}\n</tools>", '<tools>\n[1, {}, {"name": 7}]\n</tools>'):
+        odd = [{"from": "system", "value": system}, *ours["conversations"][1:]]
+        assert added_tools({"conversations": odd}) == ()
 
 
 def test_the_originals_rows_are_judged_by_their_conversation() -> None:

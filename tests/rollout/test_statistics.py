@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout.messages import AssistantMessage, Message, ToolCall, ToolDefinition, ToolMessage, UserMessage
 from rollout.statistics import RunFacts, RunStatistics
+from rollout.trajectory import conversations
 
 FACTS = RunFacts(
     run_name="r",
@@ -238,6 +240,26 @@ def test_tools_of_another_catalogue_are_counted() -> None:
     stats = {"memory": {"count": 2, "success": 2, "failure": 0}}
     statistics = counted({"conversations": [], "completed": True, "tool_stats": stats})
     assert saved(statistics)["tool_statistics"]["memory"]["success_rate"] == 100.0
+
+
+def test_added_tools_are_counted_from_the_conversation() -> None:
+    calls = (ToolCall("a", "mcp_x_add", {}), ToolCall("b", "mcp_x_add", {}), ToolCall("c", "roll", {}))
+    messages: list[Message] = [
+        UserMessage("q"),
+        AssistantMessage("", "x", calls),
+        ToolMessage("a", "mcp_x_add", '{"result": "</tool_response>"}'),
+        ToolMessage("b", "mcp_x_add", '{"error": "it is gone"}'),
+        ToolMessage("c", "roll", "plain words"),
+        AssistantMessage("", "y", (ToolCall("d", "roll", {}),)),
+    ]
+    offered = [ToolDefinition(name, "", {}) for name in ("mcp_x_add", "roll")]
+    talk = {"conversations": conversations("q", messages, offered), "completed": True, "metadata": {}}
+    tools = saved(counted(talk))["tool_statistics"]
+    assert {name: tuple(counts.values())[:3] for name, counts in tools.items()} == {
+        "mcp_x_add": (2, 1, 1),
+        "roll": (2, 1, 1),
+    }
+    assert counted(talk).filtered == 0
 
 
 def test_memory_does_not_grow_with_the_rows_text() -> None:

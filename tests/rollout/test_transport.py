@@ -76,6 +76,19 @@ def test_a_broken_connection_is_retried(answer: Answer) -> None:
     assert failure(answer)[::2] == ("connection", QUICK.max_tries)
 
 
+def test_a_base_url_may_be_a_bare_host() -> None:
+    async def run() -> None:
+        async with serve(says()) as endpoint:
+            for ending in ("", "/"):
+                base_url = endpoint.base_url.removesuffix("/v1") + ending
+                model = OpenAIChatModel(config(base_url), KEY, LIMITS)
+                await model.complete(HELLO, ())
+                await model.close()
+            assert {asked.path for asked in endpoint.requests} == {"/chat/completions"}
+
+    asyncio.run(run())
+
+
 def test_a_refused_connection() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -251,13 +251,8 @@ class TestSelection:
     def test_a_kind_by_name(self) -> None:
         assert select("local", wants_image=False).backend is BACKENDS["local"]
 
-    def test_unknown_here(self) -> None:
-        problem = select("modal", wants_image=False).problem
-        assert problem == "sandbox modal is not available in this version; choose from auto, bubblewrap, docker, local"
-
     def test_images(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "cannot run images" in select("local", wants_image=True).problem
-        assert "need a sandbox that runs images" in select("modal", wants_image=True).problem
         monkeypatch.setenv("DOCKER_HOST", "unix:///no/such.sock")
         assert "no Docker engine answers at /no/such.sock" in select("auto", wants_image=True).problem
 

@@ -22,6 +22,8 @@ def test_defaults() -> None:
         memory_mb=5120,
         disk_mb=51200,
         network=True,
+        allowed=None,
+        max_containers=0,
         volumes=(),
         variables={},
         cwd="",
@@ -41,6 +43,7 @@ def test_all_of_them() -> None:
         "TERMINAL_CONTAINER_MEMORY": "512",
         "TERMINAL_CONTAINER_DISK": "0",
         "TERMINAL_DOCKER_NETWORK": "False",
+        "TERMINAL_MAX_CONTAINERS": "7",
         "TERMINAL_DOCKER_VOLUMES": '["/data:/data:ro"]',
         "TERMINAL_DOCKER_FORWARD_ENV": '["LANG", "NOT_THERE"]',
         "TERMINAL_DOCKER_ENV": '{"A": "b c", "N": 3}',
@@ -53,10 +56,20 @@ def test_all_of_them() -> None:
         memory_mb=512,
         disk_mb=0,
         network=False,
+        allowed=None,
+        max_containers=7,
         volumes=("/data:/data:ro",),
         variables={"LANG": "C.UTF-8", "A": "b c", "N": "3"},
         cwd="/srv/app",
     )
+
+
+def test_a_list_of_hosts_is_no_network_but_for_them() -> None:
+    settings = Settings.from_environment({"TERMINAL_DOCKER_NETWORK": " pypi.org, *.example.com "})
+    assert not settings.network
+    assert settings.allowed
+    assert settings.allowed.permits("pypi.org", 443)
+    assert not settings.allowed.permits("example.com", 443)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +88,8 @@ def test_folders_of_the_host_are_ignored(path: str) -> None:
         ("TERMINAL_CONTAINER_MEMORY", "nan", "must be a number"),
         ("TERMINAL_CONTAINER_DISK", "inf", "must be a number"),
         ("TERMINAL_DOCKER_NETWORK", "perhaps", "TERMINAL_DOCKER_NETWORK=perhaps must be true or false"),
+        ("TERMINAL_DOCKER_NETWORK", "pypi.org,ho st", "TERMINAL_DOCKER_NETWORK: 'ho st' is neither a host name"),
+        ("TERMINAL_MAX_CONTAINERS", "many", "TERMINAL_MAX_CONTAINERS=many must be a number"),
         ("TERMINAL_DOCKER_VOLUMES", "/data:/data", "TERMINAL_DOCKER_VOLUMES must be JSON"),
         ("TERMINAL_DOCKER_VOLUMES", '{"a": 1}', "must be a JSON list of texts"),
         ("TERMINAL_DOCKER_FORWARD_ENV", '["A B"]', "'A B' cannot be the name of a variable"),
@@ -101,7 +116,7 @@ class TestWithoutAnEngine:
         backend = DockerBackend()
         reason = "no Docker engine answers at /no/such.sock (No such file or directory); start Docker or Podman"
         assert backend.unavailable().startswith(reason)
-        assert backend.sweep() == 0
+        assert backend.sweep() == []
         with pytest.raises(SandboxError, match="no Docker engine answers"):
             asyncio.run(backend.open(SPEC))
 
@@ -114,7 +129,7 @@ class TestWithoutAnEngine:
     def test_nobody_listens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
         assert "no Docker engine answers" in DockerBackend().unavailable()
-        assert DockerBackend().sweep() == 0
+        assert DockerBackend().sweep() == []
 
     @pytest.mark.parametrize(("name", "value"), [("DOCKER_HOST", "ssh://me@there"), ("DOCKER_TLS_VERIFY", "1")])
     def test_sockets_that_cannot_be_used(self, name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,16 +102,16 @@ class TestOwnerThatIsKilled:
         with owner, owner.stdout:
             paths = [Path(path) for path in owner.stdout.readline().split()]
             assert wait_until(lambda: len(running("1000.21")) == 21)
-            assert BACKENDS["local"].sweep() == 0  # the owner lives
+            assert BACKENDS["local"].sweep() == []  # the owner lives
             residents = [pid for path in paths for pid in running(f"{path}/channel")]
             owner.send_signal(signal.SIGSTOP)
             for pid in residents:
                 os.kill(pid, signal.SIGKILL)
             owner.kill()
         assert running("1000.21")
-        assert BACKENDS["local"].sweep() == 5
+        assert len(BACKENDS["local"].sweep()) == 5
         assert wait_until(lambda: not running("1000.21") and not any(path.exists() for path in paths))
-        assert BACKENDS["local"].sweep() == 0
+        assert BACKENDS["local"].sweep() == []
 
 
 class TestSweep:
@@ -125,7 +125,7 @@ class TestSweep:
             (path / "file").touch()
         try:
             with folders.fresh() as mine:
-                assert folders.sweep() == 2
+                assert len(folders.sweep()) == 2
                 assert (dead.exists(), reused.exists(), strange.exists(), mine.root.exists()) == (
                     False,
                     False,

@@ -1,0 +1,58 @@
+"""How the processes of one machine agree on who fetches an image: a lock for each, and a note of what went wrong.
+
+A failure is left for those who waited, and for those who come later in the same run. Processes that started after a
+failure try again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from sandboxes import folders, processes
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What is noted about one image, by whoever holds its lock."""
+
+    file: IO[str]
+
+    def complaint(self) -> str:
+        """Return what was noted since this process began, "" when nothing was."""
+        self.file.seek(0)
+        try:
+            note = json.load(self.file)
+        except ValueError:  # nothing, or torn
+            return ""
+        me = processes.process(os.getpid())
+        began = (me.start_ticks + 1) / os.sysconf("SC_CLK_TCK") if me else _seconds_since_boot()  # the next whole tick
+        return str(note["complaint"]) if began <= note["at"] <= _seconds_since_boot() else ""
+
+    def leave(self, complaint: str) -> None:
+        """Note why the image cannot be had."""
+        self.file.seek(0)
+        self.file.truncate()
+        json.dump({"at": _seconds_since_boot(), "complaint": complaint}, self.file)
+
+
+@contextmanager
+def locked(where: str, image: str) -> Iterator[Notes]:
+    """Keep other processes from looking after the same image of the same place meanwhile. Blocks. SandboxError."""
+    key = hashlib.sha256(f"{where}\0{image}".encode(errors="surrogatepass")).hexdigest()
+    folder = folders.base() / "images"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / key).open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # gone with the file, however the process ends
+        yield Notes(file)
+
+
+def _seconds_since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,205 @@
+"""The worker's Chromium: how it is started, shared, lost, started again and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.program import processes_with, wait_until
+from tests.tools.browser_site import Pages, Site, serving
+from tests.tools.browsing import Rollout, needs_chromium, working
+from tools import browser_program
+from tools.browser_process import Chromium
+from tools.browser_session import BrowserSession
+
+pytestmark = needs_chromium
+
+BLOCKED = "Blocked: URL targets a private or internal network address"
+GONE = {"success": False, "error": "The browser is gone and will be started again; open the page again"}
+PAGES: Pages = {
+    "/": "<title>Home</title><p>hello",
+    "/link": "<title>Link</title><a href=http://localhost:1234>Inside</a>",
+}
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(PAGES) as serving_site:
+        yield serving_site
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where browsers live, this test's own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def browsers(folder: Path) -> list[int]:
+    """The main processes of the browsers there: to their children they hand their flags and more."""
+    return [
+        pid
+        for pid in processes_with(f"--user-data-dir={folder}")
+        if Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").endswith(b"/profile")
+    ]
+
+
+def test_one_browser_serves_all_and_leaves_nothing(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "secret-of-the-host")
+    with working(site) as worker:
+        with worker.rollout() as one, worker.rollout() as other:
+            assert not browsers(folder)
+
+            async def both() -> None:
+                pages = await asyncio.gather(*(each.calling("navigate", url=site.url()) for each in (one, other)))
+                assert [page["title"] for page in pages] == ["Home", "Home"]
+
+            one.wait(both())
+            (pid,) = browsers(folder)
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"secret-of-the-host" not in environ
+            assert f"HOME={folder}".encode() in environ
+            limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
+            assert re.search(rf"Max data size +{3 * 1024**3} ", limits)
+        assert len(browsers(folder)) == 1
+    wait_until(lambda: not processes_with(str(folder)), "the browser is gone", 5)
+    assert not list(folder.glob("batch-runner-*/*"))
+
+
+@pytest.mark.parametrize("which", ["browser", "driver"])
+def test_a_browser_that_died_is_told_and_started_again(site: Site, folder: Path, which: str) -> None:
+    with working(site) as worker, worker.rollout() as one, worker.rollout() as other:
+        for rollout in (one, other):
+            rollout.open(site.url())
+        (pid,) = browsers(folder)
+        doomed = pid if which == "browser" else parent_of(pid)
+        os.kill(doomed, signal.SIGKILL)
+        wait_until(lambda: not processes_with(f"--user-data-dir={folder}"), "it is dead", 5)
+        for rollout in (one, other):
+            told = [rollout.call("snapshot") for _ in range(2)]
+            assert told[0] in (GONE, {"success": False, "error": "The page was closed meanwhile"})
+            assert told[1] == GONE or told[1]["url"] == "about:blank"
+            assert rollout.open(site.url())["title"] == "Home"
+        assert len(browsers(folder)) == 1
+        assert len(list(folder.glob("batch-runner-*/*"))) == 1
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()[1])
+
+
+def test_a_bounded_number_of_rollouts_has_the_browser(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.browser_process.PLACE_SECONDS", 0.3)
+    with working(site, {"BROWSER_MAX_ROLLOUTS": "1"}) as worker, worker.rollout() as one, worker.rollout() as other:
+        one.open(site.url())
+        told = "The browser is used by too many others at the moment; try again later"
+        assert other.call("navigate", url=site.url()) == {"success": False, "error": told}
+        assert one.call("close")["closed"]
+        assert other.open(site.url())["title"] == "Home"
+        other.close()
+        assert one.open(site.url())["title"] == "Home"
+
+
+@pytest.mark.parametrize("after_seconds", [0.0, 0.3, 1.0])
+def test_a_cancelled_rollout_gives_its_place_back(site: Site, after_seconds: float) -> None:
+    with working(site, {"BROWSER_MAX_ROLLOUTS": "1"}) as worker:
+        with worker.rollout() as rollout:
+
+            async def cancelled() -> None:
+                call = asyncio.create_task(rollout.calling("navigate", url=site.url("/silent")))
+                await asyncio.sleep(after_seconds)
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+
+            rollout.wait(cancelled())
+        with worker.rollout() as next_one:
+            assert next_one.open(site.url())["title"] == "Home"
+            opening = next_one.context.state(BrowserSession)._opening
+            assert opening
+            browser = opening.result().browser
+            assert browser
+            assert len(browser.contexts) == 1
+
+
+def test_what_is_no_browser_is_told(site: Site) -> None:
+    with working(site, {"BROWSER_EXECUTABLE": "/bin/false"}) as worker, worker.rollout() as rollout:
+        for _ in range(2):
+            result = rollout.call("navigate", url=site.url())
+            assert result["success"] is False
+            assert result["error"].startswith("The browser cannot be started: ")
+
+
+@contextmanager
+def remote_browser(folder: Path) -> Iterator[str]:
+    """A browser that listens, as services offer them; give its address."""
+    profile = folder / "remote"
+    words = [browser_program.executable({}), "--headless", "--no-sandbox", "--remote-debugging-port=0"]
+    env = browser_program.environment(folder, folder)
+    process = subprocess.Popen(
+        [*words, f"--user-data-dir={profile}"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        port = profile / "DevToolsActivePort"
+        wait_until(lambda: port.exists() and port.read_text(encoding="ascii").strip(), "it listens", 20)
+        yield f"http://127.0.0.1:{port.read_text(encoding='ascii').split()[0]}"
+    finally:
+        process.kill()
+        process.wait()
+        wait_until(lambda: not processes_with(str(profile)), "it is gone", 10)
+
+
+def test_a_remote_browser_is_used_and_where_it_goes_is_checked(site: Site, tmp_path: Path) -> None:
+    with (
+        serving(PAGES) as private,
+        remote_browser(tmp_path) as address,
+        working(site, {"BROWSER_CDP_URL": address}) as worker,
+        worker.rollout() as rollout,
+    ):
+        assert rollout.open(site.url())["title"] == "Home"
+        for url, left_at in ((private.url(), site.url()), (site.url(f"/redirect?{private.url()}"), "about:blank")):
+            assert rollout.call("navigate", url=url) == {"success": False, "error": BLOCKED}
+            assert rollout.call("snapshot")["url"] == left_at
+        assert rollout.open(site.url())["title"] == "Home"
+
+
+def test_a_remote_browser_that_is_not_there_is_told_without_its_key(site: Site) -> None:
+    settings = {"BROWSER_CDP_URL": "ws://127.0.0.1:9/devtools?token=very-secret"}
+    with working(site, settings) as worker, worker.rollout() as rollout:
+        result = rollout.call("navigate", url=site.url())
+        assert result["error"] == "The browser cannot be started: 127.0.0.1 does not answer as a browser does"
+
+
+def test_nothing_is_started_for_who_never_asks() -> None:
+    async def unused() -> None:
+        chromium = Chromium({})
+        assert chromium.problem("http://example.org/") == ""
+        await chromium.close()
+
+    asyncio.run(unused())
+
+
+def test_a_session_that_never_opened_closes() -> None:
+    assert asyncio.run(BrowserSession().close()) is False
+
+
+def test_the_reference_of_an_element_is_taken_in_all_its_forms(site: Site) -> None:
+    with working(site) as worker, worker.rollout() as rollout:
+        page = rollout.open(site.url("/link"))
+        (number,) = re.findall(r"\[ref=(e\d+)\]", page["snapshot"])
+        for form in (number, f"@{number}", f"ref={number}", f"[ref={number}]", f" @{number} "):
+            assert is_known(rollout, form)
+        assert not is_known(rollout, "@@1")
+
+
+def is_known(rollout: Rollout, ref: str) -> bool:
+    error = rollout.call("type", ref=ref, text="x")["error"]
+    return "reference" not in error and "no element" not in error
