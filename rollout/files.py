@@ -7,13 +7,19 @@ process that is killed on the way leaves the old version and perhaps a hidden fi
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _BUFFER_BYTES = 1 << 20
+_STEADY_BYTES = 32 << 20
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -39,15 +45,49 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
     hidden = _hidden(path)
     with explained(f"write {path}"):
         try:
-            with hidden.open("wb", buffering=_BUFFER_BYTES) as file:
+            with _SteadyFile(hidden, "wb") as raw, io.BufferedWriter(raw, _BUFFER_BYTES) as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                raw.settle()
+                os.fsync(raw.fileno())
             hidden.replace(path)
             sync_folder(path.parent)
         finally:
             with suppress(OSError):  # gone already after a success; swept at the next start after a failure
                 hidden.unlink()
+
+
+class _SteadyFile(io.FileIO):
+    """A file that goes to the disk while it is written, so that a large one's last flush has little to wait for."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        super().__init__(path, mode)
+        self._unsent_bytes = 0
+        self._sending: Future[None] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write, and have what came before sent on from time to time. Raises OSError."""
+        written = super().write(data)
+        self._unsent_bytes += written
+        if self._unsent_bytes >= _STEADY_BYTES and (self._sending is None or self._sending.done()):
+            self.settle()
+            self._thread = self._thread or ThreadPoolExecutor(1)
+            self._sending = self._thread.submit(os.fdatasync, self.fileno())
+            self._unsent_bytes = 0
+        return written
+
+    def settle(self) -> None:
+        """Wait for what is being sent. Raises OSError: the system tells a failure once, so it must not be lost."""
+        if self._sending:
+            sending, self._sending = self._sending, None
+            sending.result()
+
+    def close(self) -> None:
+        """Close it, once nothing is being sent any more."""
+        if self._thread:
+            self._thread.shutdown()
+        super().close()
 
 
 def sync_folder(folder: Path) -> None:

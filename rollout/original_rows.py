@@ -35,6 +35,8 @@ _BLANK: Row = {
     "tool_error_counts": dict.fromkeys(KNOWN_TOOLS, 0),
 }
 
+_COLUMNS = tuple((name, frozenset(_BLANK[name])) for name in ("metadata", "tool_stats", "tool_error_counts"))
+
 
 def complete_row(row: Row) -> bool:
     """Give a finished row all keys and types of ours, in place, and no others; False when there is nothing to do."""
@@ -57,11 +59,11 @@ def _has_our_keys(row: Row) -> bool:
     """Tell a row of ours by its keys, which is quick: nearly all rows are ours, and those have the right types."""
     if tuple(row) != KEYS:
         return False
-    columns = ((name, _BLANK[name].keys()) for name in ("metadata", "tool_stats", "tool_error_counts"))
-    if not all(isinstance(row[name], dict) and row[name].keys() == keys for name, keys in columns):
-        return False
+    for name, keys in _COLUMNS:
+        if not isinstance(row[name], dict) or row[name].keys() != keys:
+            return False
     turns = [turn for turn in _list(row["conversations"]) if isinstance(turn, dict)]
-    return bool(turns) and all(("tool_calls" in turn) == (turn.get("from") == "gpt") for turn in turns)
+    return bool(turns) and not [turn for turn in turns if ("tool_calls" in turn) != (turn.get("from") == "gpt")]
 
 
 def _shaped(value: Any, blank: Any) -> Any:

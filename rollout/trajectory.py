@@ -49,6 +49,7 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 _STRING_OR_NO_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
 _TAG_IN_JSON = re.compile(r"<(/?)(think|tool_call|tool_response|tools)>", re.IGNORECASE)
 _TAG_IN_TEXT = re.compile(r"<(\\*/?(?:think|tool_call|tool_response)>)", re.IGNORECASE)
+_THOUGHT_OPENS = "<think>"
 _THINK_TAG = re.compile(r"<(/?)(think|REASONING_SCRATCHPAD)>", re.IGNORECASE)
 _BLOCK_START = {tag: re.compile(rf"<{tag}>\s*(?=\{{)") for tag in ("tool_call", "tool_response")}
 
@@ -134,7 +135,12 @@ def thinking(message: AssistantMessage) -> str:
 
 def turn_thinks(turn: Turn) -> bool:
     """Tell whether a saved gpt turn shows reasoning."""
-    return any(split_thinking(str(turn.get("value", "")))[1])
+    value = str(turn.get("value", ""))
+    if value.startswith(_THOUGHT_OPENS):  # as every turn of ours does; one search is enough to see a thought there
+        end = value.find("</think>")
+        if end >= 0 and value[len(_THOUGHT_OPENS) : end].strip():
+            return True
+    return any(split_thinking(value)[1])
 
 
 def called_tools(turn: Turn) -> list[str]:
