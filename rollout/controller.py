@@ -1,0 +1,270 @@
+"""How much the run asks of the endpoint and of this machine: one controller for all workers. Pure but for its clock.
+
+It is told what every request met with, and says how many rollouts may run, how many requests may be open, and how many
+may be sent a second. It starts modestly and grows fast while answers come as quickly as before. The first refusal
+(429, or a server that is overloaded) shows where the limit is: from then on it stays just below, feels for more with
+small steps, and takes them faster the longer nobody minds, for limits change. Open requests and requests a second are
+bounded side by side, because an endpoint may limit either and does not say which; a limit of tokens shows as one of
+requests. A wait that the endpoint asks for holds for all workers at once.
+
+Rising answer times without more answers mean that something is saturated, there or here: then it stops growing, too.
+So it does while this machine is short of memory or busy beyond reason, or sandboxes take much longer to start.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from statistics import median
+
+START_REQUESTS = 8.0
+MAX_ROLLOUTS = 1024
+MAX_WAIT_SECONDS = 120.0  # of what an endpoint asks for
+_RATE_SECONDS = 10.0  # over which requests are counted: endpoints save up what was not used for a while
+_SOON_SECONDS = 1.0  # a refusal so soon after a cut means that the limit is far below
+_TELLING_SPREAD = 0.7  # the bound that was met at always the same place is the true one, the other is left alone
+_TELLING_TIMES = 3
+_OPEN_SECONDS = 30.0  # as many open requests as were taken so recently are not what an endpoint minds
+_START_FACTOR = 1.5  # of growth while no limit is known
+_MIN_STEP_SECONDS = 0.5
+_FIRST_CUT, _LATER_CUT = 0.85, 0.97
+_WORST = 0.5  # of a bound may be left by a cut, whatever was measured
+_NEAR = 0.99  # of where the limit was seen: up to there growth is quick
+_QUICK = 0.7  # of what is missing, each second
+_CREEP = 0.015  # of growth a second beyond; as much more with every second that nobody minds
+_MAX_CREEP = 0.2
+_USED = 0.85  # of a bound must be in use for it to be raised
+_SLOWER = 2.0  # times the best answer time: growth must be worth it from here on
+_MUCH_SLOWER = 4.0
+_WORTH = 1.1  # times as many answers as before a step of growth
+_SLACK_SECONDS = 0.05  # answer times below are as good as none
+_TELLING_SECONDS = 0.2  # between two reports of a worker
+_LATENCIES = 64
+_ROLLOUTS_PER_REQUEST = 4.0  # at most: rollouts also run tools
+_LOW_MEMORY, _LITTLE_MEMORY = 0.08, 0.15  # of this machine's, available
+_HIGH_LOAD = 4.0  # runnable processes per processor
+_SLOW_START_SECONDS = 2.0  # of a sandbox; quicker ones never hold anything up
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one worker met with since it last told."""
+
+    sent: int = 0
+    answered: int = 0
+    refused: int = 0  # answers that say: too many, or overloaded
+    refused_since: float = inf  # when the latest of those requests was sent (monotonic seconds)
+    wait_seconds: float = 0.0  # the longest that was asked for, from now on
+    seconds: Sequence[float] = ()  # of answered requests
+    open_requests: int = 0  # now
+    most_open: int = 0  # that were not refused
+    waiting_requests: int = 0  # now, for their turn
+    sandbox_seconds: Sequence[float] = ()  # that sandboxes took to start
+
+
+@dataclass(frozen=True)
+class Host:
+    """How this machine is."""
+
+    free_memory: float = 1.0  # available share of all, 0 to 1
+    load: float = 0.0  # runnable processes per processor, over the last minute
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What may be done now."""
+
+    rollouts: int
+    requests: float  # open at once, all workers together
+    per_second: float  # sent, all workers together
+    not_before: float  # monotonic seconds: nothing is sent earlier
+    why: str  # what holds it, for the progress line; "" while it grows
+
+
+class _Bound:
+    """A value just below a limit that is only seen when it is met."""
+
+    def __init__(self, value: float, floor: float) -> None:
+        self.value = value
+        self.known = False  # whether the limit was ever met
+        self._floor = floor
+        self._limit = inf
+        self._creep = _CREEP
+
+    def cut(self, measured: float, *, again: bool) -> None:
+        """The limit is where ``measured`` was, or below; ``again``: it was met just before, so it must be below."""
+        least = self._floor if self.value == inf else max(self.value * _WORST, self._floor)
+        limit = min(self.value, max(measured, least))
+        factor = _LATER_CUT if self.known and not again else _FIRST_CUT
+        self.value = max(limit * factor, self._floor)
+        self.known, self._limit, self._creep = True, limit, _CREEP
+
+    def grow(self, seconds: float) -> None:
+        """Nobody minded, though all of it was used."""
+        missing = _NEAR * self._limit - self.value
+        if missing > 0:
+            self.value += max(missing * min(_QUICK * seconds, 1.0), 0.002 * self.value * seconds)
+        else:
+            self.value *= 1 + min(self._creep * seconds, 0.25)
+            self._creep = min(self._creep + _CREEP * seconds, _MAX_CREEP)
+
+
+@dataclass
+class Controller:
+    """See the module. Times are monotonic seconds, the same clock for all processes of a machine."""
+
+    max_rollouts: int = MAX_ROLLOUTS
+    _requests: _Bound = field(default_factory=lambda: _Bound(START_REQUESTS, 1.0))
+    _rate: _Bound = field(default_factory=lambda: _Bound(inf, 0.05))
+    _answers: deque[tuple[float, int]] = field(default_factory=deque)
+    _accepted: deque[tuple[float, int]] = field(default_factory=deque)  # sent and not refused
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
+    _sandbox_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
+    _best_seconds: float = inf
+    _best_sandbox_seconds: float = inf
+    _taken: deque[tuple[float, int]] = field(default_factory=deque)  # open requests at most, that were not refused
+    _open: dict[int, Seen] = field(default_factory=dict)  # the latest of each worker
+    _met: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4))  # open, a second, at refusals
+    _refused: bool = False
+    _cut_at: float = -inf
+    _not_before: float = -inf
+    _decided_at: float | None = None
+    _stepped_at: float = -inf
+    _rate_before_step: float = 0.0
+    _busy_share: float = 1.0  # of rollouts that wait for an answer
+    _why: str = ""
+
+    def seen(self, worker: int, seen: Seen, now: float) -> None:
+        """Take a worker's report."""
+        self._open[worker] = seen
+        self._answers.append((now, seen.answered))
+        self._accepted.append((now, seen.sent - seen.refused))
+        self._seconds.extend(seen.seconds)
+        self._sandbox_seconds.extend(seen.sandbox_seconds)
+        if seen.refused and seen.refused_since > self._cut_at:
+            self._refused = True
+        if seen.wait_seconds:
+            self._not_before = max(self._not_before, now + min(seen.wait_seconds, MAX_WAIT_SECONDS))
+
+    def gone(self, worker: int) -> None:
+        """Forget a worker that is no more."""
+        self._open.pop(worker, None)
+
+    def decide(self, rollouts: int, host: Host, now: float) -> Pace:
+        """Say what may be done now that so many rollouts run. To be asked a few times a second."""
+        passed = 0.0 if self._decided_at is None else min(now - self._decided_at, 1.0)
+        self._decided_at = now
+        open_requests = sum(seen.open_requests for seen in self._open.values())
+        self._taken.append((now, self._most_open()))
+        while self._taken[0][0] < now - _OPEN_SECONDS:
+            self._taken.popleft()
+        if self._refused:
+            self._refused = False
+            self._cut(now)
+        elif now >= self._not_before:
+            self._grow(host, passed, now)
+        if rollouts:
+            busy = (open_requests + sum(seen.waiting_requests for seen in self._open.values())) / rollouts
+            self._busy_share += (min(busy, 1.0) - self._busy_share) * min(passed, 1.0) * 0.2
+        return Pace(
+            self._rollouts(rollouts, host), self._requests.value, self._rate.value, self._not_before, self._told(now)
+        )
+
+    def _cut(self, now: float) -> None:
+        again = now - self._cut_at < _SOON_SECONDS
+        seconds = _RATE_SECONDS if self._rate.known else 2 * _SOON_SECONDS  # at first it rose until now
+        per_second = _per_second(self._accepted, max(now - seconds, self._cut_at), now)
+        most_open = self._most_open()
+        taken_before = most_open < _USED * max(most for _, most in self._taken)
+        if again:
+            self._met.clear()
+        self._met.append((most_open, per_second))
+        open_spread, rate_spread = (_spread(values) for values in zip(*self._met, strict=True))
+        if not taken_before and open_spread <= rate_spread / _TELLING_SPREAD:
+            self._requests.cut(most_open, again=again)
+        if rate_spread <= open_spread / _TELLING_SPREAD:
+            self._rate.cut(per_second, again=again)
+        self._cut_at = now
+        self._why = "the endpoint's limit"
+
+    def _grow(self, host: Host, passed: float, now: float) -> None:
+        if reason := self._host_problem(host) or self._saturated(now):
+            self._why = reason
+            return
+        most_open = self._most_open()
+        if self._requests.known:
+            if most_open >= min(_USED * self._requests.value, self._requests.value - 1):
+                self._requests.grow(passed)
+            if _per_second(self._accepted, now - _SOON_SECONDS, now) >= _USED * self._rate.value:
+                self._rate.grow(passed)
+        elif most_open < _USED * self._requests.value * self._busy_share:
+            return
+        elif now - self._stepped_at >= max(_MIN_STEP_SECONDS, self._typical_seconds()):
+            self._rate_before_step = _per_second(self._answers, now - 2 * _SOON_SECONDS, now)
+            self._stepped_at = now
+            self._requests.value = min(self._requests.value * _START_FACTOR, float(self.max_rollouts))
+            self._why = ""
+
+    def _most_open(self) -> int:
+        return sum(seen.most_open for seen in self._open.values())
+
+    def _typical_seconds(self) -> float:
+        return median(self._seconds) if self._seconds else 0.0
+
+    def _saturated(self, now: float) -> str:
+        """Say whether answers take longer and longer without becoming more."""
+        if len(self._seconds) < _LATENCIES // 4:
+            return ""
+        typical = self._typical_seconds()
+        self._best_seconds = min(self._best_seconds, typical)
+        best = max(self._best_seconds, _SLACK_SECONDS)
+        if (
+            typical <= _SLOWER * best
+            or _per_second(self._answers, now - 2 * _SOON_SECONDS, now) > _WORTH * self._rate_before_step
+        ):
+            return ""
+        if typical > _MUCH_SLOWER * best and now - self._cut_at > typical:
+            self._requests.cut(self._requests.value, again=False)
+            self._cut_at = now
+        return "answers take longer"
+
+    def _host_problem(self, host: Host) -> str:
+        if host.free_memory < _LITTLE_MEMORY:
+            return "little memory is left"
+        if host.load > _HIGH_LOAD:
+            return "this machine is busy"
+        if self._sandbox_seconds:
+            typical = median(self._sandbox_seconds)
+            self._best_sandbox_seconds = min(self._best_sandbox_seconds, typical)
+            if typical > max(3 * self._best_sandbox_seconds, _SLOW_START_SECONDS):
+                return "sandboxes start slowly"
+        return ""
+
+    def _rollouts(self, running: int, host: Host) -> int:
+        """Return how many rollouts may run: enough to keep the open requests up while some run tools."""
+        if host.free_memory < _LOW_MEMORY:
+            return max(running - 1, 1)
+        per_request = min(1 / max(self._busy_share, 0.01), _ROLLOUTS_PER_REQUEST)
+        return max(min(ceil(self._requests.value * per_request), self.max_rollouts), 1)
+
+    def _told(self, now: float) -> str:
+        if now < self._not_before:
+            return f"waits {self._not_before - now:.0f} s as the endpoint asks"
+        return self._why
+
+
+def _per_second(counts: deque[tuple[float, int]], since: float, now: float) -> float:
+    """Return the rate of what was counted after ``since``; what is older than anybody asks for is forgotten."""
+    while counts and counts[0][0] < now - _RATE_SECONDS:
+        counts.popleft()
+    since = max(since, counts[0][0] - _TELLING_SECONDS) if counts else since
+    return sum(count for at, count in counts if at > since) / max(now - since, _TELLING_SECONDS)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return how far values differ, relative to the largest."""
+    if len(values) < _TELLING_TIMES or not max(values):
+        return 0.0
+    return (max(values) - min(values)) / max(values)
