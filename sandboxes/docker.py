@@ -50,7 +50,7 @@ PROXY_VARIABLES = {
 
 
 class DockerBackend:
-    """See the ImageBackend protocol."""
+    """See the ImageBackend and BoundedBackend protocols."""
 
     name = "docker"
     takes_images = True

@@ -120,6 +120,10 @@ class ModalBackend:
 async def _feed(container_shell: ContainerShell) -> None:
     """Show a sandbox that its owner lives, as long as that is so."""
     while True:
+        try:
+            await container_shell.ensure_alive()
+        except SandboxError:  # the next command will tell
+            return
         container_shell.send(f"put {ALIVE} - {ALIVE}")
         await asyncio.sleep(FEED_SECONDS)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import selectors
 import socket
 import threading
@@ -29,8 +30,11 @@ _GIVEN, _MADE = b"!", b"."
 def offered(number: int, made_at_once: int = 0) -> Iterator[Path]:
     """Offer places for a while, in a thread; yield the folder that ``PlaceQueue`` needs. Raises SandboxError.
 
-    ``made_at_once``: of so many the sandboxes may be in the making; 0 is any number.
+    ``made_at_once``: of so many the sandboxes may be in the making; 0 is any number. Each place takes a descriptor of
+    this process: where it may not have so many there are fewer places.
     """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = number if descriptors == resource.RLIM_INFINITY else min(number, descriptors // 2)
     with folders.owned() as folder, socket.socket(socket.AF_UNIX) as listener:
         with _short(folder) as path:
             listener.bind(path)

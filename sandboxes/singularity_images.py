@@ -8,10 +8,13 @@ they are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import re
+import shutil
 import tempfile
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import BoundedSemaphore
@@ -24,6 +27,7 @@ from sandboxes.singularity_instance import program, program_environment, words
 BUILD_SECONDS = 1800  # an image may be large
 MAX_CHECKS = 64  # at the same time, of one process: most of them only look, or wait for others
 MAX_BUILDS = 2  # they take all processors
+_BUILDING = "building-"  # the names of folders in the cache begin with it
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://|(docker-daemon|docker-archive|oci|oci-archive):")
 _CREDENTIALS = re.compile(
     r"(APPTAINER|SINGULARITY)_DOCKER_(USERNAME|PASSWORD|HOST)|DOCKER_CONFIG|(?i:https?_proxy|no_proxy)|SSL_CERT_(FILE|DIR)"
@@ -66,6 +70,7 @@ class Images:
         file = cache / f"{hashlib.sha256(source.encode(errors='surrogatepass')).hexdigest()}.sif"
         if file.exists():
             return str(file)
+        _clear(cache)
         with image_notes.locked(str(cache), source) as notes, self._builds:
             if file.exists():
                 return str(file)
@@ -109,6 +114,14 @@ def image_error(name: str, complaint: str) -> SandboxError:
     return SandboxError(f"Singularity image not available: {name}: {complaint}", kind="image_unavailable")
 
 
+def _clear(cache: Path) -> None:
+    """Remove what builds have left that cannot be going on any more, on any machine that uses the cache."""
+    for folder in cache.glob(f"{_BUILDING}*"):
+        with contextlib.suppress(OSError):  # somebody else did
+            if time.time() - folder.stat().st_mtime > 2 * BUILD_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _named_by_user(name: str) -> str:
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (never raises)
     if path.is_file():
@@ -122,7 +135,7 @@ def _named_by_user(name: str) -> str:
 
 def _build(source: str, file: Path) -> str:
     """Make an image's file; return the program's complaint, "" when it is there."""
-    with tempfile.TemporaryDirectory(prefix="building-", dir=file.parent, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=file.parent, ignore_cleanup_errors=True) as folder:
         part, log = Path(folder, "image.sif"), Path(folder, "log")
         command = ["/bin/sh", "-c", _BUILD, "sh", str(log), str(BUILD_SECONDS), program(), "build", str(part), source]
         credentials = {name: value for name, value in os.environ.items() if _CREDENTIALS.fullmatch(name)}

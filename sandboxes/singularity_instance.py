@@ -30,6 +30,7 @@ PROGRAMS = ("apptainer", "singularity")
 NAME_PREFIX = "batch-runner."
 START_SECONDS = 120
 STOP_SECONDS = 30
+TIMED_OUT = "124"  # what timeout says
 LIST_SECONDS = 10
 MAX_PROCESSES = 512
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")  # for package managers, of root alone
@@ -112,9 +113,10 @@ class Instance:
             await connecting  # it takes no time, and nothing could be stopped without
             raise
         await self._news.wait()
-        if self._told.strip() == b"0":
-            return ""
-        return words(self._log()) or f"exit code {self._told.decode('ascii', 'replace').strip() or 'unknown'}"
+        code = self._told.decode("ascii", "replace").strip()
+        if code == TIMED_OUT:
+            raise SandboxError(f"no instance of {image}: it did not start within {START_SECONDS} s")
+        return "" if code == "0" else words(self._log()) or f"exit code {code or 'unknown'}"
 
     async def execute(self, arguments: Iterable[str]) -> PipedStreams:
         """Start a process in it. Raises SandboxError."""
@@ -140,8 +142,10 @@ class Instance:
 
     async def stop(self, seconds: float = STOP_SECONDS + 10) -> None:
         """Stop it and remove its folder. What takes longer its keeper does alone."""
-        if not self._keeper.is_open:
+        if not self._programs:
             return
+        if not self._keeper.is_open:  # somebody has killed it
+            await asyncio.to_thread(self._stop_alone)
         self._keeper.end_input()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -153,6 +157,10 @@ class Instance:
         self._programs = [started for started in self._programs if not started.has_ended()]
         self._programs.append(PipedStreams(arguments, program_environment()))
         return self._programs[-1]
+
+    def _stop_alone(self) -> None:
+        _run("instance", "stop", "--force", self.name, seconds=STOP_SECONDS)
+        folders.remove_tree(self.folder.root)
 
     def _end_programs(self) -> None:
         for started in self._programs:

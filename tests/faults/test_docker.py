@@ -111,7 +111,10 @@ def test_clean_removes_what_is_dead_and_nothing_else(place: Workplace, engine: s
     left = {container["Id"] for container in of_run(place, engine)}
     assert {name for name, made_id in ids.items() if made_id in left} == {"living", "elsewhere", "stranger"}
     assert ended.code == 0
-    assert f"removed container {ids['dead'][:12]} (run {run_name(place)}, rollout r-1, owner 999999999)" in ended.stdout
+    assert (
+        f"removed container {ids['dead'][:12]} (run {run_name(place)}, rollout {SPEC.rollout_id}, owner 999999999)"
+        in ended.stdout
+    )
     assert f"removed folder {folder}" in ended.stdout
     assert not folder.exists()
     assert "nothing was left behind" in place.run_words("--clean").stdout

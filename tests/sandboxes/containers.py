@@ -17,7 +17,7 @@ from sandboxes.docker import DockerBackend
 from tests import engines
 
 T = TypeVar("T")
-SPEC = SandboxSpec(run_name="tests", rollout_id="r-1")
+SPEC = SandboxSpec(run_name="tests", rollout_id=f"r-{os.getpid()}")  # others may test on the same machine
 VARIABLES = ("TERMINAL_", "DOCKER_")
 
 

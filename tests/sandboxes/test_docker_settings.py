@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,8 +15,11 @@ import pytest
 from sandboxes import BACKENDS
 from sandboxes.base import ImageBackend, SandboxError
 from sandboxes.docker import DockerBackend
+from sandboxes.docker_owners import in_use, notes_of_the_dead
 from sandboxes.docker_settings import DEFAULT_IMAGE, Settings, SettingsError
 from tests.sandboxes.containers import SPEC
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_defaults() -> None:
@@ -108,6 +115,25 @@ def test_what_cannot_be_is_one_clear_error(
     assert DockerBackend().unavailable() == str(caught.value)
     with pytest.raises(SandboxError, match=name):
         asyncio.run(DockerBackend().open(SPEC))
+
+
+def test_where_nothing_can_be_left_no_engine_is_asked(tmp_path: Path) -> None:
+    """Not even the package that could ask is loaded: every start of every run sweeps."""
+    code = "import sys; from sandboxes import BACKENDS; print(BACKENDS['docker'].sweep(), 'docker' in sys.modules)"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert ended.stdout == "[] False\n"
+
+
+def test_an_engine_that_is_not_there_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead process has left a note of it; the note stays until the engine has answered."""
+    leave = "from sandboxes.docker_owners import leave_note; leave_note('unix:///no/such.sock')"
+    subprocess.run([sys.executable, "-c", leave], cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, check=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert list(notes_of_the_dead().values()) == ["unix:///no/such.sock"]
+    assert not in_use("unix:///no/such.sock")
+    assert DockerBackend().sweep() == []
+    assert len(notes_of_the_dead()) == 1
 
 
 class TestWithoutAnEngine:

@@ -114,6 +114,12 @@ class TestAtTheDoor:
         monkeypatch.setenv("TERMINAL_DOCKER_NETWORK", "pypi.org")
         assert "set TERMINAL_DOCKER_NETWORK to true or false" in ModalBackend().unavailable()
 
+    def test_how_many_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TERMINAL_MAX_CONTAINERS", raising=False)
+        assert ModalBackend().max_sandboxes() == 100
+        monkeypatch.setenv("TERMINAL_MAX_CONTAINERS", "3")
+        assert ModalBackend().max_sandboxes() == 3
+
     def test_workers_get_what_they_need(self) -> None:
         environ = {**TOKEN, "OPENAI_API_KEY": "sk-1", "APPTAINER_DOCKER_PASSWORD": "pw", "HOME": "/"}
         assert keys(["modal", ""], environ) == TOKEN
@@ -178,7 +184,9 @@ class TestImages:
     def test_what_cannot_be_had(self, fake: FakeModal) -> None:
         async def many() -> list[Any]:
             backend = ModalBackend()
-            return await asyncio.gather(*(backend.ensure_image("never/there") for _ in range(5)), return_exceptions=True)
+            return await asyncio.gather(
+                *(backend.ensure_image("never/there") for _ in range(5)), return_exceptions=True
+            )
 
         errors = asyncio.run(many())
         assert {(type(error), error.kind) for error in errors} == {(SandboxError, "image_unavailable")}

@@ -106,6 +106,11 @@ class TestAtTheDoor:
         monkeypatch.setenv(name, value)
         assert words in SingularityBackend().unavailable()
 
+    def test_how_many_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert SingularityBackend().max_sandboxes() >= 1
+        monkeypatch.setenv("TERMINAL_MAX_CONTAINERS", "3")
+        assert SingularityBackend().max_sandboxes() == 3
+
 
 class TestImages:
     @pytest.mark.parametrize(
@@ -173,6 +178,15 @@ class TestImages:
         stand_in.switch("slow", "0")
         asyncio.run(SingularityBackend().ensure_image(""))
         assert [path.suffix for path in (stand_in.root / "cache").iterdir() if path.is_file()] == [".sif"]
+
+    def test_what_dead_builds_left_is_cleared(self, stand_in: StandIn) -> None:
+        old, new = stand_in.root / "cache/building-old", stand_in.root / "cache/building-new"
+        for folder in (old, new):
+            folder.mkdir()
+            (folder / "image.sif").write_text("half of it")
+        os.utime(old, (0, 0))
+        asyncio.run(SingularityBackend().ensure_image(""))
+        assert (old.exists(), new.exists()) == (False, True)
 
     def test_files_and_folders(self, stand_in: StandIn) -> None:
         file = stand_in.root / "own.sif"
@@ -256,6 +270,14 @@ class TestCommandLine:
             output("true")
         assert caught.value.kind == "sandbox"
         assert not [path for path in folders.base().iterdir() if path.name.startswith(f"{os.getpid()}-")]
+
+    def test_an_instance_that_takes_too_long(self, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        stand_in.switch("slow-start", "1000.81")
+        monkeypatch.setattr(singularity_instance, "START_SECONDS", 1)
+        with pytest.raises(SandboxError, match="it did not start within 1 s"):
+            output("true")
+        assert len(start_options(stand_in)) == 1
+        assert not running("1000.81")
 
 
 class TestInside:
@@ -341,6 +363,16 @@ class TestEnd:
         (line,) = run(body)
         assert line.startswith("instance batch-runner.dead-run.")
         assert wait_until(lambda: not running("1000.71"))
+
+    def test_whose_keeper_was_killed(self, stand_in: StandIn) -> None:
+        async def body(sandbox: Sandbox) -> None:
+            for pid in keepers(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+            assert (await sandbox.exec("echo alive", timeout_seconds=MINUTE)).output == "alive\n"
+
+        run(body)
+        assert not stand_in.instances()
+        assert not [path for path in folders.base().iterdir() if path.name.startswith(f"{os.getpid()}-")]
 
     def test_cancelled_while_it_starts(self, stand_in: StandIn) -> None:
         stand_in.switch("slow-start", "0.5")
