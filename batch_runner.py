@@ -42,6 +42,7 @@ from endpoints.launch import EndpointError, check_endpoint, start_endpoint
 from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
 from rollout.console import Console, fill_closed_streams, say
+from rollout.controller import Controller
 from rollout.extras import ExtrasError
 from rollout.filters import drop_reason
 from rollout.flags import UsageError, checked_words, help_text, switch, to_config
@@ -69,7 +70,7 @@ from toolsets import DistributionError
 __all__ = ["BatchRunner", "RunConfig", "RunReport", "main"]
 EXIT_BAD_USAGE = 2
 SANDBOXES_MADE_AT_ONCE = 8  # of those that are bounded; engines get no faster with more, but slow to answer
-AUTO_PER_WORKER = 8  # rollouts in flight per worker unless the user or the endpoint says otherwise
+AUTO_PER_WORKER = 256  # rollouts in flight per worker at most, when how many is left to the program
 # What is wrong with the input, and what goes wrong with a run that was right to start.
 _BAD_INPUT = (UsageError, DatasetError, DistributionError, ExtrasError, PreflightError, EndpointError)
 _BAD_LUCK = (RunDirError, PoolError, SandboxError)
@@ -145,16 +146,18 @@ class BatchRunner:
             stack.callback(sweep, kinds)  # after workers that died
             base_url = self.config.base_url
             workers = min(self.config.num_workers, len(pending))
-            per_worker = AUTO_PER_WORKER
+            per_worker, controller = self.config.concurrency or AUTO_PER_WORKER, None
+            if self.config.concurrency is None:
+                controller = Controller(max_rollouts=AUTO_PER_WORKER * workers)
             tell = partial(self.console.log, "info")
             environ = without_secrets(os.environ)
             endpoint = start_endpoint(base_url, self.asked_model, leg.run_dir.log_path, tell, environ)
             if endpoint:
                 stack.callback(endpoint.close)
                 base_url = endpoint.base_url
-                if endpoint.max_in_flight:
+                if endpoint.max_in_flight and self.config.concurrency is None:
                     workers = min(workers, endpoint.max_in_flight)
-                    per_worker = endpoint.max_in_flight // workers
+                    per_worker, controller = endpoint.max_in_flight // workers, None
             settings = Frame(
                 {
                     "type": "settings",
@@ -177,7 +180,8 @@ class BatchRunner:
             pool = Pool(
                 settings,
                 num_workers=workers,
-                per_worker=self.config.concurrency or per_worker,
+                per_worker=per_worker,
+                controller=controller,
                 on_log=lambda line: self.console.log(line["level"], line["text"]),
                 interrupt=self.interrupt,
                 watch=endpoint.death if endpoint else str,

@@ -11,11 +11,12 @@ from typing import Protocol
 
 from rollout.config import RunConfig
 from rollout.dialects import Dialect
-from rollout.endpoint import DEFAULT_LIMITS, Access, CallLimits, ContextOverflowError, Endpoint, ModelError, Observer
+from rollout.endpoint import DEFAULT_LIMITS, Access, CallLimits, ContextOverflowError, Endpoint, ModelError
+from rollout.gate import Gate
 from rollout.messages import Message, ToolDefinition
 from rollout.replies import Reply, read_reply
 
-__all__ = ["CallLimits", "ChatModel", "ContextOverflowError", "ModelError", "Observer", "OpenAIChatModel", "Reply"]
+__all__ = ["CallLimits", "ChatModel", "ContextOverflowError", "ModelError", "OpenAIChatModel", "Reply"]
 
 
 class ChatModel(Protocol):
@@ -36,11 +37,11 @@ class OpenAIChatModel:
         config: RunConfig,
         api_key: str,
         limits: CallLimits = DEFAULT_LIMITS,
-        observe: Observer = lambda *_: None,
+        gate: Gate | None = None,
         log: Callable[[str], None] = lambda _: None,  # told of every try that is repeated
     ) -> None:
         self._dialect = Dialect(config)
-        self._endpoint = Endpoint(Access(config.base_url, api_key), limits, observe, log)
+        self._endpoint = Endpoint(Access(config.base_url, api_key), limits, gate, log)
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Reply:
         """Return the next assistant message, however many tries it takes. Raises ModelError, ContextOverflowError."""

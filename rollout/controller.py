@@ -44,7 +44,7 @@ _TELLING_SECONDS = 0.2  # between two reports of a worker
 _LATENCIES = 64
 _ROLLOUTS_PER_REQUEST = 4.0  # at most: rollouts also run tools
 _LOW_MEMORY, _LITTLE_MEMORY = 0.08, 0.15  # of this machine's, available
-_HIGH_LOAD = 4.0  # runnable processes per processor
+_HIGH_LOAD = 8.0  # runnable processes per processor
 _SLOW_START_SECONDS = 2.0  # of a sandbox; quicker ones never hold anything up
 
 
@@ -55,7 +55,7 @@ class Seen:
     sent: int = 0
     answered: int = 0
     refused: int = 0  # answers that say: too many, or overloaded
-    refused_since: float = inf  # when the latest of those requests was sent (monotonic seconds)
+    refused_since: float = 0.0  # when the latest of those requests was sent (monotonic seconds)
     wait_seconds: float = 0.0  # the longest that was asked for, from now on
     seconds: Sequence[float] = ()  # of answered requests
     open_requests: int = 0  # now
@@ -94,7 +94,7 @@ class _Bound:
         self._creep = _CREEP
 
     def cut(self, measured: float, *, again: bool) -> None:
-        """The limit is where ``measured`` was, or below; ``again``: it was met just before, so it must be below."""
+        """Go below where ``measured`` was, and further when a refusal came just before: ``again``."""
         least = self._floor if self.value == inf else max(self.value * _WORST, self._floor)
         limit = min(self.value, max(measured, least))
         factor = _LATER_CUT if self.known and not again else _FIRST_CUT

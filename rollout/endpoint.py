@@ -14,10 +14,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
 from rollout.dialects import Request
+from rollout.gate import Gate, Passage
 from rollout.keys import PLACEHOLDER_KEY
 from rollout.messages import FailureKind
 from rollout.replies import refusal
-from rollout.retry import Attempts, RetryPolicy, TryError, Verdict, retry_after_seconds
+from rollout.retry import Attempts, RetryPolicy, TryError, Verdict, exhausted_seconds, retry_after_seconds
 from rollout.texts import one_line
 from tools.redact import redact
 
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_CHARS = 500
 AnswerT = TypeVar("AnswerT")
-# Told of every try: its status (0 when no answer came; an error inside an HTTP 200 counts as the status it names),
-# seconds it took, and seconds the server asks to wait, or None.
-Observer = Callable[[int, float, float | None], None]
+_TOO_MUCH = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, 529)  # 529: overloaded
 
 
 class ModelError(Exception):
@@ -75,12 +74,12 @@ class Endpoint:
         self,
         access: Access,
         limits: CallLimits = DEFAULT_LIMITS,
-        observe: Observer = lambda *_: None,
+        gate: Gate | None = None,  # where requests wait for their turn; None: none does
         log: Callable[[str], None] = lambda _: None,  # told of every try that is repeated
     ) -> None:
         self._access = access
         self._limits = limits
-        self._observe = observe
+        self._gate = gate or Gate()
         self._log = log
         self._connection: Connection | None = None
 
@@ -123,16 +122,16 @@ class Endpoint:
             await connection.close()
 
     async def _try(self, request: Request, read: Callable[[bytes], AnswerT]) -> AnswerT:
-        started = time.monotonic()
-        try:
-            answer = read(await self._post(request))
-        except TryError as error:
-            self._observe(error.status, time.monotonic() - started, error.retry_after_seconds)
-            raise
-        self._observe(HTTPStatus.OK, time.monotonic() - started, None)
-        return answer
+        async with self._gate.passage() as passage:
+            try:
+                answer = read(await self._post(request, passage))
+            except TryError as error:
+                passage.refused = error.verdict.retry and error.status in _TOO_MUCH
+                raise
+            passage.answered = True
+            return answer
 
-    async def _post(self, request: Request) -> bytes:
+    async def _post(self, request: Request, passage: Passage) -> bytes:
         """Return the body of an HTTP 200. Raises TryError."""
         from rollout.transport import Connection, TransportError  # noqa: PLC0415 - takes most of a second
 
@@ -148,9 +147,12 @@ class Endpoint:
         except TimeoutError:
             told = f"no whole answer within {self._limits.request_seconds:g} s"
             raise TryError(Verdict("timeout", retry=True), told) from None
+        passage.wait_seconds = exhausted_seconds(answer.headers, time.time())
         if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
             refused = refusal(answer.status, answer.body)
             refused.retry_after_seconds = retry_after_seconds(answer.headers, time.time())
+            if answer.status in _TOO_MUCH:
+                passage.wait_seconds = max(passage.wait_seconds, refused.retry_after_seconds or 0.0)
             raise refused
         return answer.body
 

@@ -131,7 +131,7 @@ class Leg:
         return self._left_in_batch[batch_num] == 0 and self._left_in_batch.pop(batch_num) == 0
 
     def _words(self, pool: Pool) -> str:
-        words = [f"{pool.in_flight} in flight"]
+        words = [f"{pool.in_flight} in flight" + (f" ({pool.pace_words})" if pool.pace_words else "")]
         words += [f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items() if name != "completed"]
         if self.cost_usd:
             words.append(f"${self.cost_usd:,.2f}")

@@ -52,6 +52,38 @@ class TryError(Exception):
         self.retry_after_seconds: float | None = None
 
 
+_LEFT = re.compile(r"(?:x-)?ratelimit-remaining(-requests|-tokens)?", re.IGNORECASE)
+_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?", re.ASCII)
+_SPAN_SECONDS = (86_400.0, 3_600.0, 60.0, 1.0, 0.001)
+_EPOCH_SECONDS, _EPOCH_MS = 1e9, 1e12  # numbers above are moments, not spans
+
+
+def exhausted_seconds(headers: Mapping[str, str], now: float) -> float:
+    """Return how long nothing is left of what the endpoint grants, by its rate-limit headers; 0.0 while something is.
+
+    Understood are ``x-ratelimit-remaining[-requests|-tokens]`` with the ``-reset`` of the same name, with or without
+    the ``x-``: a number of seconds, a span such as ``6m0s``, or a moment in seconds or milliseconds since the epoch.
+    """
+    waits = [0.0]
+    for name in headers:
+        found = _LEFT.fullmatch(name)
+        if found and headers[name].strip() == "0":
+            waits.append(_reset_seconds(headers.get(name.lower().replace("remaining", "reset"), ""), now))
+    return max(waits)
+
+
+def _reset_seconds(text: str, now: float) -> float:
+    text = text.strip()
+    if re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text, re.ASCII):
+        value = float(text)
+        if value > _EPOCH_SECONDS:
+            return max(value / (1000.0 if value > _EPOCH_MS else 1.0) - now, 0.0)
+        return value
+    span = _SPAN.fullmatch(text)
+    parts = zip(span.groups(), _SPAN_SECONDS, strict=True) if span else ()
+    return sum(float(part) * unit for part, unit in parts if part)
+
+
 class Attempts:
     """Counts the tries of one request."""
 

@@ -23,6 +23,7 @@ from rollout.chat_model import ChatModel, OpenAIChatModel
 from rollout.config import RunConfig
 from rollout.extras import Extras
 from rollout.filters import NO_REASONING, no_reasoning
+from rollout.gate import Gate
 from rollout.messages import Failure, Usage
 from rollout.on_demand import SandboxOnDemand
 from rollout.rows import Row, RowFacts, build_row, discarded_row, summary
@@ -58,7 +59,7 @@ class Stage:
     log: Log
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any], log: Log) -> Stage:
+    def from_settings(cls, settings: dict[str, Any], log: Log, gate: Gate | None = None) -> Stage:
         """Make it of the pool's first frame: its keys are read here, and what they hold is said by the fields above."""
         config = RunConfig.model_validate(settings["config"])
         asked = config.model_copy(update={"base_url": settings["base_url"]})
@@ -67,7 +68,7 @@ class Stage:
         auxiliary = AuxiliaryModels(asked, key, settings["tool_settings"], log=told)
         return cls(
             config=config,
-            model=OpenAIChatModel(asked, key, log=told),
+            model=OpenAIChatModel(asked, key, gate=gate, log=told),
             distribution=Distribution(**settings["distribution"]),
             catalogue=Extras.from_json(settings["extras"]).catalogue(),
             unavailable=settings["unavailable"],

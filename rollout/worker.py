@@ -17,6 +17,8 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rollout.controller import Seen
+from rollout.gate import Gate
 from rollout.messages import Failure
 from rollout.rows import Row, encode_row
 from rollout.samples import Sample
@@ -25,6 +27,7 @@ from rollout.session import Session, Stage
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
 PING_SECONDS = 5.0
+TELL_SECONDS = 0.2  # between two reports of what requests met with
 _CLOSE_SECONDS = 3.0  # what cancelled rollouts get to remove their sandboxes
 _END_SECONDS = 4  # after that the process is ended from outside: by the spawner, or by the kernel where that is gone
 
@@ -37,16 +40,21 @@ class Worker:
     writer: asyncio.StreamWriter
     stage: Stage | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    gate: Gate = field(default_factory=Gate)
+    _told: Seen = field(default_factory=Seen)
 
     async def serve(self) -> None:
         """Work until the socket closes."""
+        self.gate.on_refusal = self._tell
         pinging = asyncio.create_task(self._ping())
+        telling = asyncio.create_task(self._keep_telling())
         buffer = FrameBuffer()
         while data := await self._read():
             for frame in buffer.feed(data):
                 await self._obey(frame)
         signal.alarm(_END_SECONDS)
         pinging.cancel()
+        telling.cancel()
         await self._cancel_all()
         if self.stage:
             await self.stage.close()
@@ -60,13 +68,15 @@ class Worker:
     async def _obey(self, frame: Frame) -> None:
         match frame.header["type"]:
             case "settings":
-                self.stage = Stage.from_settings(frame.header, self.log)
+                self.stage = Stage.from_settings(frame.header, self.log, self.gate)
             case "run":
                 sample = Sample(**frame.header["sample"])
                 task = asyncio.create_task(self._run(sample, frame.header["batch_num"]))
                 self.tasks.add(task)
                 task.add_done_callback(self._ended)
                 await asyncio.sleep(0)  # it begins: a task that is cancelled before that ends without a row
+            case "pace":
+                self.gate.pace(**frame.header["pace"])
             case "stop":
                 await self._cancel_all()
 
@@ -104,6 +114,18 @@ class Worker:
     def _send(self, frame: Frame) -> None:
         if not self.writer.is_closing():
             self.writer.write(frame.encode())
+
+    async def _keep_telling(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell the parent what requests met with, unless that is nothing new."""
+        seen = self.gate.report()
+        if seen != self._told:
+            self._told = seen
+            self._send(Frame({"type": "seen", "seen": vars(seen)}))
 
     async def _ping(self) -> None:
         while True:

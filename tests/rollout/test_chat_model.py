@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rollout.chat_model import ContextOverflowError, OpenAIChatModel, Reply
+from rollout.controller import Seen
+from rollout.gate import Gate
 from rollout.messages import AssistantMessage, ToolMessage, UserMessage
 from tests.rollout.asking import HELLO, KEY, LIMITS, QUICK, ask, config, failure, reply
 from tests.rollout.http_server import (
@@ -175,22 +177,19 @@ def test_a_refused_parameter_is_left_out_and_remembered() -> None:
     assert "max_tokens" not in second
 
 
-def test_the_observer_hears_of_every_try() -> None:
-    heard: list[tuple[int, float | None]] = []
-
-    def observe(status: int, latency_seconds: float, retry_after_seconds: float | None) -> None:
-        assert 0 <= latency_seconds < 5
-        heard.append((status, retry_after_seconds))
-
-    async def run() -> None:
+def test_the_gate_notes_every_try() -> None:
+    async def run() -> Seen:
+        gate = Gate()
         answers = (hangs_up(), error(429, "slow", {"Retry-After": "0.01"}), raw('{"error": {"code": 503}}'), says())
         async with serve(*answers) as endpoint:
-            model = OpenAIChatModel(config(endpoint.base_url), KEY, LIMITS, observe)
+            model = OpenAIChatModel(config(endpoint.base_url), KEY, LIMITS, gate)
             await model.complete(HELLO, ())
             await model.close()
+        return gate.report()
 
-    asyncio.run(run())
-    assert heard == [(0, None), (429, 0.01), (503, None), (200, None)]
+    seen = asyncio.run(run())
+    assert (seen.sent, seen.answered, seen.refused, seen.wait_seconds) == (4, 1, 2, 0.01)
+    assert (seen.open_requests, seen.waiting_requests, len(seen.seconds)) == (0, 0, 1)
 
 
 def test_hundreds_at_once_share_one_model() -> None:

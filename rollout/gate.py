@@ -1,0 +1,165 @@
+"""Where a worker's requests wait for their turn, and where what they meet with is noted for the controller.
+
+Until the first pace is set everything goes through at once. A refusal closes the gate for a moment, before the
+controller of all workers has had its say: what is on its way already is refused as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from math import inf
+
+from rollout.controller import MAX_WAIT_SECONDS, Seen
+
+_BRAKE_SECONDS = 0.1
+_BURST_SECONDS = 0.05  # of the allowed rate may be saved up
+_MOST_SECONDS = 256  # answer times of one report
+
+
+@dataclass
+class Passage:
+    """One request, from its turn to its answer. Whoever sends it says how that was."""
+
+    sent_at: float
+    answered: bool = False
+    refused: bool = False  # too many, or overloaded
+    wait_seconds: float = 0.0  # that was asked for, whatever the answer
+
+
+@dataclass
+class Gate:
+    """See the module. Belongs to one event loop; ``on_refusal`` is called when there is something to tell at once."""
+
+    on_refusal: Callable[[], None] = lambda: None
+    _places: int = sys.maxsize
+    _per_second: float = inf
+    _not_before: float = -inf
+    _saved: float = 1.0  # requests that may be sent now
+    _saved_at: float = field(default_factory=time.monotonic)
+    _open: int = 0
+    _most_open: int = 0
+    _queue: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _timer: asyncio.TimerHandle | None = None
+    _sent: int = 0
+    _answered: int = 0
+    _refused: int = 0
+    _refused_since: float = 0.0
+    _wait_seconds: float = 0.0
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SECONDS))
+
+    @asynccontextmanager
+    async def passage(self) -> AsyncIterator[Passage]:
+        """Wait for a turn, and hold it while the block sends a request and reads its answer."""
+        await self._turn()
+        passage = Passage(time.monotonic())
+        try:
+            yield passage
+        finally:
+            self._note(passage, time.monotonic())
+            self._open_next()
+
+    def pace(self, requests: float, per_second: float, not_before: float) -> None:
+        """Set how many requests may be open, how many may be sent a second, and when the next one may be sent."""
+        self._save()
+        self._places = round(requests) if requests < inf else sys.maxsize
+        self._per_second, self._not_before = per_second, not_before
+        self._open_next()
+
+    def report(self) -> Seen:
+        """Return what was met with since the last report."""
+        seen = Seen(
+            sent=self._sent,
+            answered=self._answered,
+            refused=self._refused,
+            refused_since=self._refused_since,
+            wait_seconds=self._wait_seconds,
+            seconds=tuple(round(seconds, 4) for seconds in self._seconds),
+            open_requests=self._open,
+            most_open=self._most_open,
+            waiting_requests=len(self._queue),
+        )
+        self._sent = self._answered = self._refused = 0
+        self._refused_since = self._wait_seconds = 0.0
+        self._most_open = self._open
+        self._seconds.clear()
+        return seen
+
+    async def _turn(self) -> None:
+        if not self._queue and self._take():
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        self._open_next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it had got its turn already
+                self._open -= 1
+                self._open_next()
+            raise
+
+    def _take(self) -> bool:
+        """Take a turn if there is one now."""
+        if self._open >= self._places or time.monotonic() < self._not_before:
+            return False
+        if self._per_second < inf:
+            self._save()
+            if self._saved < 1:
+                return False
+            self._saved -= 1
+        self._open += 1
+        self._sent += 1
+        return True
+
+    def _save(self) -> None:
+        now = time.monotonic()
+        most = max(1.0, self._per_second * _BURST_SECONDS)
+        passed, self._saved_at = now - self._saved_at, now
+        self._saved = min(self._saved + passed * self._per_second, most) if self._per_second < inf else 1.0
+
+    def _open_next(self) -> None:
+        """Let through who may go, and look again when the next one may."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        while self._queue:
+            if self._queue[0].done():  # its task was cancelled
+                self._queue.popleft()
+            elif self._take():
+                self._queue.popleft().set_result(None)
+            else:
+                break
+        if self._queue and (delay := self._delay()) < inf:
+            self._timer = asyncio.get_running_loop().call_later(delay, self._open_next)
+
+    def _delay(self) -> float:
+        """Return when time alone may open the gate; infinite when a request has to leave first."""
+        if self._open >= self._places:
+            return inf
+        wait = self._not_before - time.monotonic()
+        if self._per_second < inf:
+            wait = max(wait, (1 - self._saved) / max(self._per_second, 1e-6))
+        return max(wait, 0.001)
+
+    def _note(self, passage: Passage, now: float) -> None:
+        self._open -= 1
+        self._wait_seconds = max(self._wait_seconds, passage.wait_seconds)
+        if passage.wait_seconds:
+            self._not_before = max(self._not_before, now + min(passage.wait_seconds, MAX_WAIT_SECONDS))
+        if passage.answered:
+            self._answered += 1
+            self._seconds.append(now - passage.sent_at)
+        if not passage.refused:
+            self._most_open = max(self._most_open, self._open + 1)
+            return
+        self._refused_since = max(self._refused_since, passage.sent_at)
+        self._not_before = max(self._not_before, now + _BRAKE_SECONDS)
+        self._refused += 1
+        if self._refused == 1:
+            self.on_refusal()

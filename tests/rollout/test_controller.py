@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from random import Random
+
+import pytest
+
+from rollout.controller import START_REQUESTS, Controller, Host, Seen
+from tests.rollout.simulated_endpoint import Bucket, Limit, OpenAtOnce, Run
+
+Latency = Callable[[Random], float]
+
+
+def about(seconds: float) -> Latency:
+    return lambda random: max(0.05, random.gauss(seconds, seconds / 4))
+
+
+def skewed(seconds: float) -> Latency:
+    return lambda random: random.expovariate(1 / seconds)
+
+
+LIMITS: dict[str, tuple[Callable[[], Limit], Latency, float]] = {  # what it minds, how fast it is, answers a second
+    "50 at once": (lambda: OpenAtOnce(lambda _: 50), about(1.0), 50),
+    "50 at once, skewed": (lambda: OpenAtOnce(lambda _: 50), skewed(1.0), 50),
+    "10 at once": (lambda: OpenAtOnce(lambda _: 10), about(0.2), 50),
+    "200 at once": (lambda: OpenAtOnce(lambda _: 200), about(1.0), 200),
+    "50 a second": (lambda: Bucket(lambda _: 50, 50), about(0.1), 50),
+    "20 a second, slow": (lambda: Bucket(lambda _: 20, 20), about(1.0), 20),
+    "100 a second, quick": (lambda: Bucket(lambda _: 100, 20), about(0.05), 100),
+    "100 a second, says when": (lambda: Bucket(lambda _: 100, 100, says_when=True), skewed(2.0), 100),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_it_stays_just_below_a_limit_nobody_told_it(name: str) -> None:
+    limit, latency, capacity = LIMITS[name]
+    run = Run(limit(), latency, seconds=120).play()
+    assert run.rate(30, 120) >= 0.85 * capacity
+    assert run.refused_share < 0.02
+
+
+def test_what_was_saved_up_for_a_minute_is_used_and_then_the_rate_is_kept() -> None:
+    run = Run(Bucket(lambda _: 10, 600), about(0.5), seconds=300).play()
+    assert run.rate(60, 300) >= 0.9 * 10
+    assert run.refused_share < 0.02
+
+
+@pytest.mark.parametrize(("before", "after"), [(20, 60), (60, 20)])
+def test_it_follows_a_limit_that_changes(before: int, after: int) -> None:
+    run = Run(OpenAtOnce(lambda now: before if now < 60 else after), about(0.5), seconds=120).play()
+    assert run.rate(30, 60) >= 0.88 * 2 * before
+    assert run.rate(90, 120) >= 0.8 * 2 * after
+    assert run.refused_share < 0.02
+
+
+def test_without_limits_it_grows_as_long_as_that_brings_answers() -> None:
+    run = Run(OpenAtOnce(lambda _: 10_000), about(1.0), seconds=30).play()
+    assert run.rate(20, 30) > 900
+
+
+def test_an_endpoint_that_only_slows_down_is_not_flooded() -> None:
+    """It works on ten at a time, whatever it is sent."""
+    run = Run(OpenAtOnce(lambda _: 10_000), lambda _: 0.0, seconds=60)
+    run.latency = lambda _: max(run._accepted / 10, 1.0) * 0.3
+    run.play()
+    assert run.pace.requests < 100
+    assert run.pace.why == "answers take longer"
+
+
+@pytest.mark.parametrize(
+    ("host", "why"), [(Host(free_memory=0.1), "little memory is left"), (Host(load=20), "this machine is busy")]
+)
+def test_a_machine_that_is_short_of_something_gets_no_more(host: Host, why: str) -> None:
+    run = Run(OpenAtOnce(lambda _: 10_000), about(1.0), seconds=20, host=host).play()
+    assert run.pace.requests == START_REQUESTS
+    assert run.pace.why == why
+
+
+def test_without_memory_rollouts_become_fewer() -> None:
+    controller = Controller()
+    assert controller.decide(50, Host(free_memory=0.01), 0.0).rollouts == 49
+    assert controller.decide(1, Host(free_memory=0.01), 1.0).rollouts == 1
+
+
+def test_a_wait_that_is_asked_for_holds_for_all() -> None:
+    controller = Controller()
+    controller.seen(1, Seen(sent=1, refused=1, refused_since=9.9, wait_seconds=30), 10.0)
+    pace = controller.decide(8, Host(), 10.0)
+    assert pace.not_before == 40.0
+    assert pace.why == "waits 30 s as the endpoint asks"
+    controller.seen(2, Seen(sent=1, refused=1, refused_since=9.9, wait_seconds=1e9), 10.0)
+    assert controller.decide(8, Host(), 10.0).not_before == 130.0
+
+
+def test_refusals_of_what_was_sent_before_a_cut_are_old_news() -> None:
+    controller = Controller()
+    controller.seen(1, Seen(sent=50, answered=0, refused=1, refused_since=10.0, most_open=40), 10.1)
+    first = controller.decide(50, Host(), 10.1)
+    controller.seen(1, Seen(refused=20, refused_since=10.05, most_open=20), 10.2)
+    assert controller.decide(50, Host(), 10.2).per_second >= first.per_second
+    controller.seen(1, Seen(refused=1, refused_since=10.15, most_open=5), 10.3)
+    assert controller.decide(50, Host(), 10.3).per_second < first.per_second
+
+
+def test_the_first_pace_is_modest() -> None:
+    pace = Controller().decide(0, Host(), 5.0)
+    assert (pace.rollouts, pace.requests, pace.per_second, pace.why) == (START_REQUESTS, START_REQUESTS, inf, "")
+    assert Controller(max_rollouts=2).decide(0, Host(), 5.0).rollouts == 2

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.gate import Gate
+from rollout.pool import shares
+
+
+async def request(gate: Gate, seconds: float = 0.0, *, refused: bool = False, wait: float = 0.0) -> None:
+    async with gate.passage() as passage:
+        await asyncio.sleep(seconds)
+        passage.answered, passage.refused, passage.wait_seconds = not refused, refused, wait
+
+
+def test_everything_goes_through_at_first() -> None:
+    async def run() -> int:
+        gate = Gate()
+        tasks = [asyncio.create_task(request(gate, 0.05)) for _ in range(100)]
+        await asyncio.sleep(0.01)
+        most = gate.report().open_requests
+        await asyncio.gather(*tasks)
+        return most
+
+    assert asyncio.run(run()) == 100
+
+
+def test_so_many_at_once() -> None:
+    async def run() -> tuple[int, int, int]:
+        gate = Gate()
+        gate.pace(3, inf, 0.0)
+        tasks = [asyncio.create_task(request(gate, 0.02)) for _ in range(10)]
+        await asyncio.sleep(0.01)
+        first = gate.report()
+        await asyncio.gather(*tasks)
+        last = gate.report()
+        return first.open_requests, first.waiting_requests, last.answered
+
+    assert asyncio.run(run()) == (3, 7, 10)
+
+
+def test_so_many_a_second() -> None:
+    async def run() -> float:
+        gate = Gate()
+        gate.pace(100, 50, 0.0)
+        started = time.monotonic()
+        await asyncio.gather(*(request(gate) for _ in range(12)))
+        return time.monotonic() - started
+
+    assert asyncio.run(run()) >= 0.16  # of 12, up to 3 were saved up
+
+
+def test_nothing_before_the_time() -> None:
+    async def run() -> float:
+        gate = Gate()
+        gate.pace(100, inf, time.monotonic() + 0.1)
+        started = time.monotonic()
+        await request(gate)
+        return time.monotonic() - started
+
+    assert asyncio.run(run()) >= 0.09
+
+
+def test_a_refusal_is_told_at_once_and_a_wait_is_kept() -> None:
+    async def run() -> tuple[int, float]:
+        told = []
+        gate = Gate(on_refusal=lambda: told.append(gate.report().refused))
+        await request(gate, refused=True, wait=0.2)
+        started = time.monotonic()
+        await request(gate)
+        return told[0], time.monotonic() - started
+
+    refused, waited = asyncio.run(run())
+    assert refused == 1
+    assert waited >= 0.19
+
+
+def test_who_gives_up_waiting_leaves_no_trace() -> None:
+    async def run() -> tuple[int, int]:
+        gate = Gate()
+        gate.pace(1, inf, 0.0)
+        first = asyncio.create_task(request(gate, 0.05))
+        await asyncio.sleep(0.01)
+        others = [asyncio.create_task(request(gate)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        for task in others[:4]:
+            task.cancel()
+        await asyncio.gather(first, *others, return_exceptions=True)
+        seen = gate.report()
+        return seen.open_requests, seen.answered
+
+    assert asyncio.run(run()) == (0, 2)
+
+
+def test_a_request_that_is_cancelled_makes_room() -> None:
+    async def run() -> None:
+        gate = Gate()
+        gate.pace(1, inf, 0.0)
+        stuck = asyncio.create_task(request(gate, 100))
+        await asyncio.sleep(0.01)
+        stuck.cancel()
+        await asyncio.wait_for(request(gate), 1)
+
+    asyncio.run(run())
+
+
+@given(st.integers(0, 300), st.lists(st.integers(1, 50), max_size=8))
+def test_places_are_shared_by_what_is_wanted(places: int, wanted: list[int]) -> None:
+    given_out = shares(places, wanted)
+    assert sum(given_out) == min(places, sum(wanted))
+    assert all(share <= want for share, want in zip(given_out, wanted, strict=True))
