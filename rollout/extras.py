@@ -7,11 +7,12 @@ of the files meanwhile.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from model_tools import BUILT_IN, CATALOGUE, Catalogue
+from tools.base import Tool
 from tools.mcp_config import McpConfig, McpConfigError, read_mcp_config
 from tools.mcp_tools import McpToolset, list_servers, mcp_tools, toolsets_from_json, toolsets_to_json
 from tools.redact import redact
@@ -27,6 +28,7 @@ class Extras:
     """The additions, as values. Holds secrets: it goes nowhere but to the workers."""
 
     tools_file: ToolsFile | None = None
+    own_tools: tuple[Tool, ...] = ()  # those of the file
     mcp: tuple[McpToolset, ...] = ()
     secrets: tuple[str, ...] = ()  # of the MCP servers; known at the door alone
     warnings: tuple[str, ...] = ()
@@ -36,26 +38,24 @@ class Extras:
         """Read the files, load the one, start the servers of the other and end them again. Raises ExtrasError."""
         config = McpConfig()
         try:
-            own = ToolsFile.read(tools_file) if tools_file else None
-            cls(own).catalogue()
+            extras = cls._loaded(ToolsFile.read(tools_file) if tools_file else None)
+            extras.catalogue()
             config = read_mcp_config(mcp_config, environ) if mcp_config else config
-            secrets = tuple(config.secrets())
             listing = list_servers(config)
-            extras = cls(own, listing.toolsets, secrets, listing.warnings)
+            extras = replace(extras, mcp=listing.toolsets, secrets=tuple(config.secrets()), warnings=listing.warnings)
             extras.catalogue()
         except (ToolsFileError, McpConfigError) as error:
             raise ExtrasError(redact(str(error), config.secrets())[0]) from None
         return extras
 
+    @classmethod
+    def _loaded(cls, file: ToolsFile | None) -> Self:
+        return cls(file, tuple(file.load(CATALOGUE)) if file else ())
+
     def catalogue(self) -> Catalogue:
-        """Return the program's tools and these. Raises ToolsFileError."""
-        if not self.tools_file and not self.mcp:
-            return BUILT_IN
+        """Return the program's tools and these. Raises ToolsFileError when two have the same name."""
         try:
-            own = self.tools_file.load(CATALOGUE) if self.tools_file else []
-            return BUILT_IN.plus([*own, *mcp_tools(self.mcp)])
-        except ToolsFileError:
-            raise
+            return BUILT_IN.plus([*self.own_tools, *mcp_tools(self.mcp)])
         except ValueError as error:
             raise ToolsFileError(f"{self.tools_file.path if self.tools_file else 'MCP servers'}: {error}") from None
 
@@ -65,6 +65,6 @@ class Extras:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what a worker is told."""
-        own = data["tools_file"]
-        return cls(ToolsFile(**own) if own else None, toolsets_from_json(data["mcp"]))
+        """Make it of what a worker is told; runs the tools file's text."""
+        file = ToolsFile(**data["tools_file"]) if data["tools_file"] else None
+        return replace(cls._loaded(file), mcp=toolsets_from_json(data["mcp"]))

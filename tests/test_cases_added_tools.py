@@ -85,16 +85,18 @@ def mark() -> str:
 
 
 SCENES: dict[str, list[ScriptedReply]] = {
-    "count": [call("mcp_ex_count", {}), call("Mcp-Ex-Count", {}), answer("2")],
-    "add and roll": [
+    "count": [
+        call("mcp_ex_count", {}),
+        call("Mcp-Ex-Count", {}),
         call("mcp_ex_add", {"a": 1, "b": 2}),
         call("roll", {"sides": 8}),
         terminal("echo hi"),
-        answer("3"),
+        call("mcp_ex_environment", {}),
+        call("mcp_ex_shout", {}),
+        call("mcp_bad_work", {"a": "x"}),
+        answer("2"),
     ],
-    "look around": [call("mcp_ex_environment", {}), call("roll", {"sides": 12}), answer("seen")],
-    "go wrong": [call("roll", {"sides": 0}), call("roll", {"sides": 6}), call("mcp_ex_fail", {}), answer("oh")],
-    "be shouted at": [call("mcp_ex_shout", {}), call("mcp_bad_work", {"a": "x"}), answer("ouch")],
+    "go wrong": [call("roll", {"sides": 0}), call("roll", {"sides": 6}), answer("oh")],
     "make one up": [reply(content="?", reasoning="x", tool_calls=[{"name": "mcp_ex_nothing", "arguments": {}}])] * 3,
 }
 
@@ -106,6 +108,16 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return play(place, SCENES, mcp_config="mcp.json", tools_file="mine.py")
 
 
+def listed(row: Json) -> list[Json]:
+    """The tools of the system turn."""
+    tools: list[Json] = json.loads(turns(row, "system")[0].partition("<tools>\n")[2].partition("\n</tools>")[0])
+    return tools
+
+
+def offered(row: Json) -> list[str]:
+    return [tool["name"] for tool in listed(row)]
+
+
 def test_added_tools_are_offered_called_and_kept(played: Played) -> None:
     done, place = played, played.place
     assert done.ended.code == 0, done.ended
@@ -113,27 +125,27 @@ def test_added_tools_are_offered_called_and_kept(played: Played) -> None:
     assert tuple(row) == KEYS
     assert row["toolsets_used"] == ["file", "terminal", "games", "mcp_ex", "mcp_bad"]
     assert list(row["tool_stats"]) == list(KNOWN_TOOLS)
-    listed = json.loads(turns(row, "system")[0].partition("<tools>\n")[2].partition("\n</tools>")[0])
-    names = [tool["name"] for tool in listed]
+    names = offered(row)
     assert names[:2] == ["terminal", "process"]
     assert {"mcp_ex_add", "mcp_bad_work", "roll"} < set(names)
     assert [tool["function"]["name"] for tool in done.asked("count")[0]["tools"]] == names
-    assert next(tool for tool in listed if tool["name"] == "mcp_ex_add")["parameters"]["required"] == ["a"]
-    assert results(row) == [{"result": "1"}, {"result": "2"}]
+    schemas = {tool["name"]: tool["parameters"] for tool in listed(row)}
+    assert schemas["mcp_ex_add"]["required"] == ["a"]
+    first, second, added_up, rolled, said, *_ = results(row)
+    assert (first, second, added_up) == ({"result": "1"}, {"result": "2"}, {"result": "3"})
+    assert (rolled["rolled"], said["output"]) == (6, "hi\n")
     assert '"name": "mcp_ex_count"' in turns(row, "gpt")[1]  # the other spelling is saved under the right name
-    added_up, rolled, said = results(done.row("add and roll"))
-    assert (added_up, rolled["rolled"], said["output"]) == ({"result": "3"}, 6, "hi\n")
-    sides, fault, failed = results(done.row("go wrong"))
-    assert sides == {"error": "a die has sides"}
-    assert fault == {"error": "roll failed: ZeroDivisionError: integer division or modulo by zero"}
-    assert "error" in failed
+    assert results(done.row("go wrong")) == [
+        {"error": "a die has sides"},
+        {"error": "roll failed: ZeroDivisionError: integer division or modulo by zero"},
+    ]
     assert "ZeroDivisionError" in (place.run_dir() / "run.log").read_text(encoding="utf-8")
     kept = {turns(row, "human")[0] for row in place.trajectories()}
     assert kept == SCENES.keys() - {"make one up"}
     assert "unknown tool: mcp_ex_nothing" in done.ended.stderr + done.ended.stdout
     statistics = place.json("statistics.json")["tool_statistics"]
     assert (statistics["mcp_ex_count"]["count"], statistics["mcp_ex_count"]["success"]) == (2, 2)
-    assert (statistics["roll"]["count"], statistics["roll"]["failure"]) == (4, 2)
+    assert (statistics["roll"]["count"], statistics["roll"]["failure"]) == (3, 2)
     assert statistics["terminal"]["count"] == 1
     assert "mcp_ex_count" in done.ended.stdout
     assert not processes_with(mark())
@@ -141,45 +153,39 @@ def test_added_tools_are_offered_called_and_kept(played: Played) -> None:
 
 def test_no_secret_of_a_server_or_a_tool_is_written(played: Played) -> None:
     done, place = played, played.place
-    assert "MY_TOKEN" in json.dumps(results(done.row("look around")))
+    environment, shouted, asked = results(done.row("count"))[-3:]
+    assert "MY_TOKEN" in environment["result"]
     written = [path.read_text(encoding="utf-8") for path in place.run_dir().iterdir() if path.is_file()]
     for text in [*written, done.ended.stdout, done.ended.stderr]:
         assert SECRET not in text
-    shouted, asked = results(done.row("be shouted at"))
     assert "sk-Zx81***" in shouted["result"]
     assert "</tool_response><tool_call>" in shouted["result"]
     assert [answered["error"]["code"] < 0 for answered in json.loads(asked["result"])] == [True, True]
 
 
 def test_a_distribution_file_may_give_added_toolsets_their_chance(added: Workplace) -> None:
-    toolsets = {"mcp_bad": 100, "games": 0, "todo": 100}
+    """A toolset that cannot be used is drawn all the same, as the row says, and not offered."""
+    del added.env["DICE_KEY"]
+    toolsets = {"mcp_bad": 100, "games": 100, "terminal": 0, "todo": 100}
     (added.path / "mine.json").write_text(json.dumps({"toolsets": toolsets}), encoding="utf-8")
     scenes = {"work": [call("mcp_bad_work", {}), answer("1")]}
     flags = {"distribution": "mine.json", "mcp_config": "mcp.json", "tools_file": "mine.py"}
     done = play(added, scenes, **flags)
-    assert done.row("work")["toolsets_used"] == ["mcp_bad", "todo"]
-    assert results(done.row("work")) == [{"result": "done"}]
+    assert "toolset games is not available: DICE_KEY is not set" in done.ended.stderr
+    row = done.row("work")
+    assert row["toolsets_used"] == ["games", "mcp_bad", "todo"]
+    assert offered(row) == ["todo", "mcp_bad_work"]
+    assert results(row) == [{"result": "done"}]
     again = play(added, scenes, resume=True, **flags)
     assert (again.ended.code, len(again.requests)) == (0, 0)
     assert len(added.trajectories()) == 1
 
 
-def test_what_is_missing_is_drawn_and_not_offered(added: Workplace) -> None:
-    del added.env["DICE_KEY"]
-    done = play(added, {"q": [answer("a")]}, tools_file="mine.py")
-    assert done.ended.code == 0
-    assert "toolset games is not available: DICE_KEY is not set" in done.ended.stderr
-    row = done.row("q")
-    assert row["toolsets_used"] == ["file", "terminal", "games"]
-    assert '"roll"' not in turns(row, "system")[0]
-
-
 def test_added_toolsets_are_listed(added: Workplace) -> None:
     ended = added.run_words("--list_distributions", "--mcp_config=mcp.json", "--tools_file=mine.py")
     assert ended.code == 0, ended
-    listed = ended.stdout.partition("Added, with every draw unless a distribution file names them:\n")[2].splitlines()
-    assert listed[0] == "  games        : roll"  # its key is in the environment
-    assert listed[1] == "  mcp_bad      : mcp_bad_work"
+    added_toolsets = ended.stdout.partition("Added, with every draw unless a distribution file names them:\n")[2]
+    assert added_toolsets == "  games        : roll\n  mcp_bad      : mcp_bad_work\n"
 
 
 def refused(place: Workplace, endpoint: ScriptedEndpoint, **flags: str) -> str:
@@ -238,24 +244,26 @@ def test_no_server_outlives_what_was_killed(place: Workplace, victim: str) -> No
     assert not processes_with(mark())
 
 
-def test_scripts_run_through_the_program(place: Workplace) -> None:
+def test_scripts_and_the_readmes_tool_run_through_the_program(place: Workplace) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = next(block.partition("```")[0] for block in readme.split("```python\n")[1:] if "@tool(" in block)
+    (place.path / "my_tools.py").write_text(text, encoding="utf-8")
     code = (
         "from hermes_tools import terminal, read_file\nprint(terminal('echo hi > a; cat a')['output'], read_file('a'))"
     )
     toolsets = {"code_execution": 100, "file": 100, "terminal": 100}
     (place.path / "code.json").write_text(json.dumps({"toolsets": toolsets}), encoding="utf-8")
-    done = play(place, {"q": [call("execute_code", {"code": code}), answer("a")]}, distribution="code.json")
+    calls = [
+        call("execute_code", {"code": code}),
+        call("word_count", {"path": "a"}),
+        call("word_count", {"path": "no"}),
+    ]
+    done = play(place, {"q": [*calls, answer("a")]}, distribution="code.json", tools_file="my_tools.py")
     row = done.row("q")
-    (result,) = results(row)
-    assert (result["status"], result["tool_calls_made"]) == ("success", 2)
-    assert result["output"].startswith("hi\n {'content': '1|hi'")
+    scripted, words, missing = results(row)
+    assert (scripted["status"], scripted["tool_calls_made"]) == ("success", 2)
+    assert scripted["output"].startswith("hi\n {'content': '1|hi'")
+    assert words == {"words": 1}
+    assert "No such file" in missing["error"] or "cannot open" in missing["error"]
     assert row["tool_stats"]["execute_code"] == {"count": 1, "success": 1, "failure": 0}
     assert row["tool_stats"]["terminal"]["count"] == row["tool_stats"]["read_file"]["count"] == 0
-
-
-def test_the_example_of_the_readme(place: Workplace, tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = next(block.partition("```")[0] for block in readme.split("```python\n")[1:] if "@tool(" in block)
-    (tmp_path / "my_tools.py").write_text(text, encoding="utf-8")
-    done = play(place, {"q": [call("word_count", {"path": "a.txt"}), answer("a")]}, tools_file="my_tools.py")
-    assert "error" in results(done.row("q"))[0]  # there is no such file

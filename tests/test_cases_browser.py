@@ -60,12 +60,12 @@ def test_rollouts_browse_side_by_side(place: Workplace) -> None:
                 call("browser_navigate", {"url": site.url("/hostile")}),
                 answer("three"),
             ]
-            for number in range(6)
+            for number in range(4)
         }
         lines = [*script(scenes), reply(to="auxiliary", content="three of them")]
         place.dataset(scenes)
         with ScriptedEndpoint(lines) as endpoint:
-            ended = place.run(endpoint.base_url, distribution="browser_only", concurrency=6, max_turns=20)
+            ended = place.run(endpoint.base_url, distribution="browser_only", concurrency=4, max_turns=20)
     assert ended.code == 0, ended
     for row in place.trajectories():
         assert row["toolsets_used"] == ["browser"]

@@ -37,6 +37,8 @@ GOOD = (
 )
 NOWHERE = "http://127.0.0.1:9/v1"
 FLAGS = {
+    "tools_file",
+    "mcp_config",
     *("dataset_file", "batch_size", "run_name", "distribution", "model", "base_url", "api_key", "max_turns"),
     *("num_workers", "resume", "verbose", "max_samples", "providers_allowed", "providers_ignored", "providers_order"),
     *("provider_sort", "max_tokens", "reasoning_effort", "reasoning_disabled", "ephemeral_system_prompt"),

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, BrowserContext, Error, Playwright, async_playwright
@@ -34,7 +36,7 @@ from tools.services import Settings
 
 PLACE_SECONDS = 25.0  # a rollout's wait for its turn
 START_SECONDS = 25.0
-CONTEXT_SECONDS = 10.0
+CONTEXT_SECONDS = 10.0  # in which a browser that works makes a context
 CLOSE_SECONDS = 2.0  # of each thing that is closed; what takes longer goes with the worker
 VIEW = {"width": 1280, "height": 720}
 _NO_CHROMIUM_SANDBOX = ("No usable sandbox", "Operation not permitted", "namespace")
@@ -57,14 +59,18 @@ class _Running:
     folder: folders.Folder | None = None
 
     async def close(self) -> None:
-        for thing in (self.browser.close() if self.browser else None, self.driver.stop()):
-            if thing:
-                with suppress(Error, TimeoutError):  # it is gone already, or goes with the worker
-                    await asyncio.wait_for(thing, CLOSE_SECONDS)
+        if self.browser:
+            await _in_time(self.browser.close())
+        await _in_time(self.driver.stop())
         if self.proxy:
             await self.proxy.close()
         if self.folder:
             await asyncio.to_thread(folders.remove_tree, self.folder.root)
+
+
+async def _in_time(closing: Coroutine[Any, Any, None]) -> None:
+    with suppress(Error, TimeoutError):  # it is gone already, or goes with the worker
+        await asyncio.wait_for(closing, CLOSE_SECONDS)
 
 
 class Chromium:
@@ -116,10 +122,11 @@ class Chromium:
 
     async def new_context(self) -> BrowserContext:
         """Return a context that shares nothing with others. Raises BrowserError."""
-        for is_last_try in (False, True):
-            running = await self._ready()
-            start = self._start
-            assert running.browser  # noqa: S101 - what is ready has one
+        told = ""
+        for _ in range(2):
+            start = self._started()
+            running = await asyncio.shield(start)
+            assert running.browser  # noqa: S101 - what was started has one
             try:
                 async with asyncio.timeout(CONTEXT_SECONDS):
                     return await running.browser.new_context(
@@ -129,9 +136,8 @@ class Chromium:
                     )
             except (Error, TimeoutError) as error:
                 self._broken = start  # also where it seems to be connected: its driver may be dead, or itself frozen
-                if is_last_try:
-                    raise BrowserError(f"The browser gives no page: {self._first_line(error)}") from None
-        raise AssertionError("unreachable")
+                told = self._first_line(error)
+        raise BrowserError(f"The browser gives no page: {told}")
 
     async def refusal(self, url: str) -> str:
         """Say why a URL must not be gone to; "" when it may be. A name that is not found is left to the browser."""
@@ -151,11 +157,11 @@ class Chromium:
         running = self._start.result() if self._start and self._start.done() and not self._start.exception() else None
         return running.proxy.problem(url) if running and running.proxy else ""
 
-    async def _ready(self) -> _Running:
-        """Return the browser that runs, or start one; rollouts that ask meanwhile wait for the same."""
+    def _started(self) -> asyncio.Task[_Running]:
+        """Return the start of the browser that runs, or start one; rollouts that ask meanwhile wait for the same."""
         if self._start is None or (self._start.done() and not self._is_alive(self._start)):
             self._start = asyncio.create_task(self._restart(self._start))
-        return await asyncio.shield(self._start)
+        return self._start
 
     def _is_alive(self, start: asyncio.Task[_Running]) -> bool:
         if start is self._broken:
@@ -198,7 +204,9 @@ class Chromium:
             return f"no answer within {START_SECONDS:g} seconds"
         if self.is_remote:
             return f"{urlsplit(self._settings[program.CDP_URL_VARIABLE]).hostname} does not answer as a browser does"
-        return str(error).partition("\n")[0][:300]
+        first, *log = str(error).splitlines() or [""]
+        complaints = [line.rpartition("[err]")[2].strip() for line in log if "[err]" in line]
+        return f"{first[:200]}{f' ({complaints[-1][:200]})' if complaints else ''}"
 
 
 def _folder_of(executable: str) -> folders.Folder:

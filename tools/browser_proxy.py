@@ -10,7 +10,7 @@ is checked here all the same, but then that proxy looks it up again, so it must 
 it knows must be listed as allowed.
 
 A connection carries one request or one tunnel and is bounded in silence and in bytes. Other programs of this machine
-can use the proxy too; it leads them nowhere they could not go themselves.
+can use the proxy too, to go where the browser may go.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from playwright.async_api import BrowserContext, Dialog, Download, Error, FileChooser, Page, Request
+from playwright.async_api import BrowserContext, Dialog, Download, Error, FileChooser, Frame, Page, Request
 from playwright.async_api import TimeoutError as SlowError
 
 from tools.base import JsonObject
@@ -52,6 +52,7 @@ class BrowserSession:
         self._failed_url = ""  # the last one that a page was to go to and could not
         self._events: list[str] = []
         self._dialogs = 0  # since the call began
+        self._still = asyncio.Event()  # set while no page is on its way to another one
         self._calls = asyncio.Lock()
 
     async def close(self) -> bool:
@@ -97,8 +98,11 @@ class BrowserSession:
     async def do(self, work: Callable[[Page], Awaitable[Any]]) -> None:
         """Do something as a user would, and wait until what it sets off has settled."""
         self._failed_url = ""
+        self._still.set()
         await self.act(work, ACTION_SECONDS + PROBE_SECONDS)
         await asyncio.sleep(SETTLE_SECONDS)
+        with suppress(TimeoutError):  # it is looked at as it is
+            await asyncio.wait_for(self._still.wait(), LOAD_SECONDS)
         await self.act(_loaded, 3 * LOAD_SECONDS)
         await self.check_place()
 
@@ -193,6 +197,7 @@ class BrowserSession:
         context.on("page", self._follow)
         context.on("page", self._close_surplus)
         context.on("dialog", self._dismiss)
+        context.on("request", self._note_start)
         context.on("requestfailed", self._note_failure)
         return context
 
@@ -202,6 +207,8 @@ class BrowserSession:
         if self._page is not None and self._is_usable(self._page):
             self._tell("a new tab opened and is the page now")
         self._page = page
+        self._still.set()
+        page.on("framenavigated", self._note_arrival)
         page.on("crash", self._note_crash)
         page.on("download", self._refuse_download)
         page.on("filechooser", self._refuse_file)
@@ -225,9 +232,19 @@ class BrowserSession:
             else:
                 await dialog.dismiss()
 
+    def _note_start(self, request: Request) -> None:
+        if _is_of_page(request, if_unknown=False):
+            self._still.clear()
+
+    def _note_arrival(self, frame: Frame) -> None:
+        if frame.parent_frame is None:
+            self._still.set()
+
     def _note_failure(self, request: Request) -> None:
-        if _is_of_page(request) and request.failure != "net::ERR_ABORTED":
-            self._failed_url = request.url
+        if _is_of_page(request, if_unknown=True):
+            self._still.set()
+            if request.failure != "net::ERR_ABORTED":
+                self._failed_url = request.url
 
     def _note_crash(self, page: Page) -> None:
         if page not in self._crashed:
@@ -280,14 +297,14 @@ class BrowserSession:
             await self.close()
 
 
-def _is_of_page(request: Request) -> bool:
-    """Tell whether a page was to be loaded by it, not a part of one."""
+def _is_of_page(request: Request, *, if_unknown: bool) -> bool:
+    """Tell whether a whole page was to be loaded by it; of a tab that has just been opened none can tell."""
     if not request.is_navigation_request():
         return False
     try:
         return request.frame.parent_frame is None
     except Error:
-        return True  # a new tab's, which is not ready yet
+        return if_unknown
 
 
 async def _loaded(page: Page) -> bool:

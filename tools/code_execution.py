@@ -36,13 +36,14 @@ _MAX_REQUEST_CHARS = 4_000_000
 _SETUP_SECONDS = 30.0
 _MARGIN_SECONDS = 15.0  # on top of the script's time: to start it, and to hear of its end
 _NOT_IN_SCRIPTS = {"terminal": ("background", "pty")}
-# Without its first lines, which must stand in front of everything else.
-_RUNNER = Path(__file__).with_name("script_runner.py").read_text(encoding="utf-8").partition("import annotations\n")[2]
+_FUTURE = "from __future__ import annotations\n"  # must stand in front of everything else
+_RUNNER = Path(__file__).with_name("script_runner.py").read_text(encoding="utf-8").partition(_FUTURE)[2]
 _SETUP = (
-    "(python3 -c 'import sys; sys.exit(sys.version_info < (3, 7))' || exit 9;"
+    "(command -v python3 > /dev/null || exit 9;"
     ' folder=$(mktemp -d "${TMPDIR:-/tmp}/code_XXXXXX") && mkfifo "$folder/requests" && printf %s "$folder")'
 )
 _NO_PYTHON = 9
+_NOT_TO_BE_RUN = (126, 127)  # by these exit codes a shell, or a stand-in for python3, says so
 
 
 @tool("code_execution", limit_seconds=lambda limits: limits.script_seconds + _SETUP_SECONDS + 2 * _MARGIN_SECONDS)
@@ -66,12 +67,14 @@ async def execute_code(
         "seconds": context.limits.script_seconds,
         "limits": [STDOUT_BYTES, STDERR_BYTES],
     }
-    runner = f"JOB = {job!r}\n{_RUNNER}"
+    runner = f"{_FUTURE}JOB = {job!r}\n{_RUNNER}"
     await sandbox.write_file(f"{folder}/runner.py", runner.encode())
     started = time.monotonic()
     process = await sandbox.start(f"exec python3 {shlex.quote(folder)}/runner.py")
     calls = _Calls(context, sandbox, process, f"{folder}/requests", frozenset(stubs))
     ended = await calls.serve_until_end()
+    if process.exit_code() in _NOT_TO_BE_RUN:
+        raise _no_python()
     result = _result(process.output() if ended else "", context.limits.script_seconds)
     return {
         **result,
@@ -84,10 +87,14 @@ async def _folder(sandbox: Sandbox) -> str:
     """Return a new folder with the FIFO in it. Raises ToolError."""
     done = await sandbox.exec(_SETUP, timeout_seconds=_SETUP_SECONDS)
     if done.exit_code == _NO_PYTHON:
-        raise ToolError("There is no Python 3.7 or newer in this sandbox; use the terminal instead", status="error")
+        raise _no_python()
     if done.exit_code or not done.output.startswith("/"):
         raise ToolError(f"The script cannot be run here: {done.output.strip()[-300:]}", status="error")
     return done.output.strip()
+
+
+def _no_python() -> ToolError:
+    return ToolError("There is no Python 3 in this sandbox; use the terminal instead", status="error")
 
 
 def _stub(definition: ToolDefinition) -> str:

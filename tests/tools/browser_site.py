@@ -65,6 +65,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(site.pages[parts.path].replace("SITE", site.host).encode())
         elif parts.path == "/endless":
             self._endless()
+        elif parts.path == "/slow":
+            site.over.wait(1.0)
+            self._answer(b"<title>Slow</title><p>at last")
         elif parts.path == "/silent":
             site.over.wait(60)
         elif parts.path == "/redirect":

@@ -122,40 +122,35 @@ def test_a_servers_tools_are_a_toolset_with_its_schemas(stdio: Listing) -> None:
     assert not stdio.warnings
 
 
-def test_one_session_serves_a_rollout(stdio: Listing) -> None:
-    calls: list[Call] = [("count", {}), ("add", {"a": 3, "b": 4}), ("count", {})]
-    assert rollout(stdio, calls) == [{"result": "1"}, {"result": "7"}, {"result": "2"}]
-    assert rollout(stdio, [("count", {})]) == [{"result": "1"}]
-    assert not processes_with(MARK)
-
-
-def test_a_server_sees_a_short_list_of_variables_and_its_own(stdio: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_session_serves_a_rollout(stdio: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "hunter2hunter2")
     monkeypatch.setenv("HARMLESS", "but not asked for")
-    (result,) = rollout(stdio, [("environment", {})])
-    seen = json.loads(result["result"])
+    names = ("count", "count", "environment", "fail", "shout", "picture", "add")
+    first, second, environment, broken, loud, picture, wrong = rollout(stdio, [(name, {}) for name in names])
+    assert (first, second) == ({"result": "1"}, {"result": "2"})
+    seen = json.loads(environment["result"])
     assert seen["OWN"] == "its own"
     assert "PATH" in seen
     assert not {"OPENAI_API_KEY", "HARMLESS"} & seen.keys()
-
-
-def test_answers_become_text(stdio: Listing) -> None:
-    broken, wrong, loud, picture = rollout(stdio, [("fail", {}), ("add", {}), ("shout", {}), ("picture", {})])
     assert "fail" in broken["error"]
-    assert "a" in wrong["error"]
-    assert "Field required" in wrong["error"]
     assert "\x1b" not in loud["result"]
     assert "sk-Zx81***" in loud["result"]
     assert picture == {"result": "[image, image/png, 402 bytes]"}
+    assert "Field required" in wrong["error"]
+    assert not processes_with(MARK)
 
 
-def test_a_dead_server_is_told_and_started_once_more(stdio: Listing) -> None:
-    calls: list[Call] = [("count", {}), ("die", {}), ("count", {}), ("die", {}), ("count", {})]
-    first, died, second, died_again, gone = rollout(stdio, calls)
-    assert first == second == {"result": "1"}
+def test_each_rollout_has_a_server_of_its_own_that_is_started_again_once(stdio: Listing) -> None:
+    died, counted, added = rollout(stdio, [("die", {}), ("count", {}), ("add", {"a": 3, "b": 4})])
     assert died["error"] == "The MCP server ex is gone: it ended; it is started anew for the next call"
-    assert died_again["error"] == "The MCP server ex is gone: it ended; its tools are gone"
-    assert gone["error"] == "The MCP server ex ended 2 times; its tools are gone"
+    assert (counted, added) == ({"result": "1"}, {"result": "7"})
+
+
+def test_a_server_that_dies_again_is_let_go() -> None:
+    once, twice, gone = rollout(listed(hostile("dies")), [("work", {})] * 3)
+    assert once["error"] == "The MCP server bad is gone: it ended; it is started anew for the next call"
+    assert twice["error"] == "The MCP server bad is gone: it ended; its tools are gone"
+    assert gone["error"] == "The MCP server bad ended 2 times; its tools are gone"
 
 
 def test_over_http(port: int) -> None:
@@ -228,11 +223,22 @@ def test_names_descriptions_and_schemas_are_made_fit_for_use() -> None:
     ],
 )
 def test_harm_ends_a_call_and_not_the_rollout(mode: str, told: str) -> None:
-    began = time.monotonic()
-    (result,) = rollout(listed(hostile(mode)), [("work", {})], seconds=2)
+    (result,) = rollout(listed(hostile(mode)), [("work", {})], seconds=2 if mode == "mute" else 30)
     assert told in result["error"]
-    assert time.monotonic() - began < 8
     assert not processes_with(MARK)
+
+
+def test_a_session_that_is_given_up_while_it_starts_leaves_nothing() -> None:
+    async def given_up(pause_seconds: float) -> None:
+        connection = mcp_client.Connection(hostile("stubborn", nap(3073)))
+        await asyncio.sleep(pause_seconds)
+        connection.give_up()
+        await connection.close()
+
+    for pause_seconds in (0, 0.001, 0.02, 0.1, 0.2):
+        asyncio.run(given_up(pause_seconds))
+        assert not processes_with(MARK)
+        assert not processes_with(nap(3073))
 
 
 def test_what_is_long_is_cut_and_greetings_are_passed_over() -> None:
