@@ -13,6 +13,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -102,12 +103,21 @@ class Tool:
     name: str
     toolset: str
     description: str
-    parameters: JsonObject  # JSON schema of the arguments object
     function: ToolFunction
-    arguments: type[BaseModel]
+    schema: Callable[[], tuple[type[BaseModel], JsonObject]]  # made when first asked for, which takes milliseconds
     limit_seconds: Callable[[ToolLimits], float]  # after which a call counts as hung
     settings: tuple[str, ...] = ()  # environment variables it reads from ``context.services.settings``
     missing: Callable[[Settings], str] = lambda _: ""  # why it cannot be used and what to do about it, or ""
+
+    @property
+    def parameters(self) -> JsonObject:
+        """The JSON schema of the arguments object. Raises TypeError when the function's arguments make none."""
+        return self.schema()[1]
+
+    @property
+    def arguments(self) -> type[BaseModel]:
+        """What checks and coerces the arguments. Raises TypeError."""
+        return self.schema()[0]
 
     async def __call__(self, context: ToolContext, arguments: JsonObject) -> JsonObject:
         """Check the arguments and run. Raises ToolError, SandboxError."""
@@ -152,14 +162,13 @@ def tool(
         tool_name = name or function.__name__
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"tool {tool_name} must be an async function")
-        arguments = _arguments_model(tool_name, function)
+        _check_signature(tool_name, function)
         return Tool(
             name=tool_name,
             toolset=toolset,
             description=inspect.cleandoc(function.__doc__ or ""),
-            parameters=_plain_schema(arguments.model_json_schema()),
             function=function,
-            arguments=arguments,
+            schema=cache(partial(_schema, tool_name, function)),
             limit_seconds=limit_seconds,
             settings=settings,
             missing=missing,
@@ -168,14 +177,23 @@ def tool(
     return make
 
 
-def _arguments_model(tool_name: str, function: ToolFunction) -> type[BaseModel]:
-    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+def _schema(tool_name: str, function: ToolFunction) -> tuple[type[BaseModel], JsonObject]:
+    arguments = _arguments_model(tool_name, function)
+    return arguments, _plain_schema(arguments.model_json_schema())
+
+
+def _check_signature(tool_name: str, function: ToolFunction) -> None:
+    parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
         raise TypeError(f"tool {tool_name} must take the ToolContext as its first argument")
     for parameter in parameters[1:]:
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if variadic or parameter.annotation is parameter.empty:
             raise TypeError(f"tool {tool_name}: every argument needs a name and a type, unlike {parameter}")
+
+
+def _arguments_model(tool_name: str, function: ToolFunction) -> type[BaseModel]:
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     fields: dict[str, Any] = {
         parameter.name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         for parameter in parameters[1:]

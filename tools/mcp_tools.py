@@ -232,9 +232,8 @@ def _tool(server: McpServer, facts: McpToolFacts) -> Tool:
         name=facts.name,
         toolset=toolset_name(server),
         description=facts.description,
-        parameters=facts.parameters,
         function=call,
-        arguments=_NoArguments,
+        schema=lambda: (_NoArguments, facts.parameters),
         limit_seconds=lambda limits: limits.max_call_seconds,
     )
 

@@ -72,7 +72,7 @@ def test_other_bytes_are_refused(weights: Weights, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["model.gguf.lock"]
 
 
-@pytest.mark.parametrize("content", [b"", PARTS[1] + b"x"])
+@pytest.mark.parametrize("content", [b"", PARTS[1] + b"x"], ids=["nothing", "one too many"])
 def test_another_size_is_refused(weights: Weights, tmp_path: Path, content: bytes) -> None:
     slice_of(weights, 1).write_bytes(content)
     with pytest.raises(EndpointError, match="do not make the file"):

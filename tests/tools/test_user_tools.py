@@ -127,7 +127,7 @@ ASYNC = "async def f(context: ToolContext) -> dict:\n    return {}\n"
         (HEAD + '@tool("a")\nasync def f(): ...', r"mine.py:2: TypeError: tool f must take the ToolContext"),
         (HEAD + '@tool("a")\nasync def f(context, x): ...', r"mine.py:2: TypeError: tool f: every argument needs .* x"),
         (HEAD + '@tool("a")\nasync def f(context, *x: int): ...', r"mine.py:2: TypeError: tool f: every argument"),
-        (HEAD + '@tool("a")\nasync def f(context, x: object.__class__.mro): ...', r"mine.py:2: Pydantic"),
+        (HEAD + '@tool("a")\nasync def f(context, x: object.__class__.mro): ...', r"mine.py:2: tool .f.: Pydantic"),
         (HEAD + f'@tool("a b")\n{ASYNC}', r"mine.py:2: toolset name 'a b' must be 1 to 64 of"),
         (HEAD + f'@tool("a", name="x.y")\n{ASYNC}', r"mine.py:2: tool name 'x.y' must be 1 to 64 of"),
         (HEAD + f'@tool("mcp_a")\n{ASYNC}', r"mine.py:2: toolset name 'mcp_a' is taken by the program"),
