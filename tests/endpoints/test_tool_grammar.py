@@ -24,16 +24,16 @@ def test_without_thinking_it_is_a_call_or_text() -> None:
 
 
 def test_the_first_step_plans_a_call_or_says_that_no_tool_is_needed() -> None:
-    plan, direct = r'"<think>\nI will first " sentence (call0)', r'"<think>\nNo tool is needed.\n</think>\n" (text)'
+    plan, direct = r'"<think>\nI will first " sentence (call0)', r'"<think>\nNo tool is needed.\n</think>\n" text'
     assert start_of({"terminal": COMMAND}, 1, text=True) == f"start: {plan} | {direct}"
     assert start_of({"terminal": COMMAND}, 1, text=False) == f"start: {plan}"
 
 
 def test_a_later_step_plans_a_call_or_says_what_it_found() -> None:
     plan, found = r'"<think>\nI will now " sentence (call0)', r'"<think>\n" ("The " | "Now I know ") sentence'
-    assert start_of({"terminal": COMMAND}, 3, text=True) == f"start: {plan} | {found} ((call0) | text)"
-    assert start_of({"terminal": COMMAND}, 3, text=False) == f"start: {plan} | {found} ((call0))"
-    assert start_of({}, 3, text=True) == f"start: {found} (text)"
+    assert start_of({"terminal": COMMAND}, 3, text=True) == f"start: {plan} | {found} text"
+    assert start_of({"terminal": COMMAND}, 3, text=False) == f"start: {plan}"
+    assert start_of({}, 3, text=True) == f"start: {found} text"
 
 
 def test_without_tools_it_is_text() -> None:
