@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from rollout.config import RunConfig
 from rollout.dialects import Dialect, Request
 from rollout.endpoint import Access, CallLimits, ContextOverflowError, Endpoint, ModelError
+from rollout.gate import Gate
 from rollout.keys import api_key_for, host_of
 from rollout.replies import Reply, read_object, read_reply
 from rollout.retry import RetryPolicy
@@ -45,6 +46,7 @@ class AuxiliaryModels:
         self._own = Access(config.base_url, api_key)
         self._settings = settings
         self._limits = limits
+        self.gate: Gate | None = None  # that requests to the run's own endpoint pass; to be set before the first
         self._log = log
         self._endpoints: dict[Access, Endpoint] = {}
         self._dialects: dict[tuple[str, str], Dialect] = {}
@@ -88,7 +90,8 @@ class AuxiliaryModels:
 
     def _endpoint(self, access: Access) -> Endpoint:
         if access not in self._endpoints:
-            self._endpoints[access] = Endpoint(access, self._limits, log=self._log)
+            gate = self.gate if _origin(access.base_url) == _origin(self._own.base_url) else None
+            self._endpoints[access] = Endpoint(access, self._limits, gate, self._log)
         return self._endpoints[access]
 
     def _dialect(self, base_url: str, model: str) -> Dialect:

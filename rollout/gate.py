@@ -52,6 +52,7 @@ class Gate:
     _refused_since: float = 0.0
     _wait_seconds: float = 0.0
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SECONDS))
+    _sandbox_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SECONDS))
 
     @asynccontextmanager
     async def passage(self) -> AsyncIterator[Passage]:
@@ -71,6 +72,10 @@ class Gate:
         self._per_second, self._not_before = per_second, not_before
         self._open_next()
 
+    def sandbox_started(self, seconds: float) -> None:
+        """Note how long a sandbox took to start."""
+        self._sandbox_seconds.append(seconds)
+
     def report(self) -> Seen:
         """Return what was met with since the last report."""
         seen = Seen(
@@ -83,11 +88,13 @@ class Gate:
             open_requests=self._open,
             most_open=self._most_open,
             waiting_requests=len(self._queue),
+            sandbox_seconds=tuple(round(seconds, 4) for seconds in self._sandbox_seconds),
         )
         self._sent = self._answered = self._refused = 0
         self._refused_since = self._wait_seconds = 0.0
         self._most_open = self._open
         self._seconds.clear()
+        self._sandbox_seconds.clear()
         return seen
 
     async def _turn(self) -> None:

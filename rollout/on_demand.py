@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from sandboxes import BACKENDS
-from sandboxes.base import BoundedBackend, Sandbox, SandboxSpec
+from sandboxes.base import Backend, BoundedBackend, Sandbox, SandboxSpec
 from sandboxes.places import Place, PlaceQueue
 
 
@@ -18,6 +20,7 @@ class SandboxOnDemand:
     kind: str
     spec: SandboxSpec
     places: PlaceQueue | None = None  # of bounded backends
+    started: Callable[[float], None] = lambda _seconds: None  # told how long it took to make, without the wait
     _making: asyncio.Task[Sandbox] | None = None
     _place: Place | None = None
 
@@ -45,11 +48,17 @@ class SandboxOnDemand:
     async def _make(self) -> Sandbox:
         backend = BACKENDS[self.kind]
         if not self.places or not isinstance(backend, BoundedBackend):
-            return await backend.open(self.spec)
+            return await self._timed(backend)
         self._place = await self.places.take()
         with ExitStack() as on_error:
             on_error.callback(self._place.give_back)
-            sandbox = await backend.open(self.spec)
+            sandbox = await self._timed(backend)
             self._place.made()
             on_error.pop_all()
+        return sandbox
+
+    async def _timed(self, backend: Backend) -> Sandbox:
+        began = time.monotonic()
+        sandbox = await backend.open(self.spec)
+        self.started(time.monotonic() - began)
         return sandbox

@@ -57,15 +57,17 @@ class Stage:
     secrets: tuple[str, ...]
     limits: ToolLimits
     log: Log
+    gate: Gate  # that requests to the run's endpoint pass
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any], log: Log, gate: Gate | None = None) -> Stage:
+    def from_settings(cls, settings: dict[str, Any], log: Log, gate: Gate) -> Stage:
         """Make it of the pool's first frame: its keys are read here, and what they hold is said by the fields above."""
         config = RunConfig.model_validate(settings["config"])
         asked = config.model_copy(update={"base_url": settings["base_url"]})
         key, told = settings["api_key"], _RetryLog(log)
         os.environ.update(settings["sandbox_keys"])  # what was kept from this process when it was started
         auxiliary = AuxiliaryModels(asked, key, settings["tool_settings"], log=told)
+        auxiliary.gate = gate
         return cls(
             config=config,
             model=OpenAIChatModel(asked, key, gate=gate, log=told),
@@ -87,6 +89,7 @@ class Stage:
             secrets=tuple(settings["secrets"]),
             limits=ToolLimits(**settings["limits"]),
             log=log,
+            gate=gate,
         )
 
     @staticmethod
@@ -127,7 +130,7 @@ class Session:
         self.drawn = draw(stage.distribution, stage.config.seed, sample_key(sample))
         self.kind = stage.image_sandbox if sample.image else stage.sandbox
         spec = SandboxSpec(stage.config.run_name, rollout_id(stage.config.run_name, sample), sample.image, sample.cwd)
-        self.sandbox = SandboxOnDemand(self.kind, spec, stage.places)
+        self.sandbox = SandboxOnDemand(self.kind, spec, stage.places, stage.gate.sandbox_started)
         usable = [name for name in self.drawn if name not in stage.unavailable]
         self.tools = ToolContext(self.sandbox.open, stage.limits, stage.services, log=stage.log)
         names = offered(usable, stage.missing, stage.catalogue)

@@ -205,11 +205,12 @@ def exports(variables: Mapping[str, str]) -> bytes:
 def state(variables: bytes, folder: str, fallbacks: Iterable[str]) -> bytes:
     """Return shell text that restores variables and folder; where that is gone, the first fallback that is there.
 
-    The folder comes first, for ``cd`` changes OLDPWD, which is among the variables.
+    The folder comes first, for ``cd`` changes OLDPWD, which is among the variables; so is PWD, which after a command
+    that ran elsewhere names that place.
     """
     there = quote(folder)
     attempts = " || ".join(f"cd {quote(path)}" for path in fallbacks)
-    return encode(f"cd {there}\n") + variables + encode(f"\n[ . -ef {there} ] || {attempts}\n")
+    return encode(f"cd {there}\n") + variables + encode(f"\nPWD={there}\n[ . -ef {there} ] || {attempts}\n")
 
 
 def enter(folder: str) -> bytes:

@@ -256,7 +256,7 @@ def test_repeated_tries_are_logged_without_keys() -> None:
 
     async def run() -> None:
         async with serve(error(503, f"busy {KEY}"), says()) as endpoint:
-            models = AuxiliaryModels(config(endpoint.base_url), KEY, {}, LIMITS, lines.append)
+            models = AuxiliaryModels(config(endpoint.base_url), KEY, {}, LIMITS, log=lines.append)
             await models.ask(Question(HELLO))
             await models.close()
 

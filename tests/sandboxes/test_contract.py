@@ -157,6 +157,18 @@ class TestState:
         assert home.output.startswith("/home/user" if kind == "bubblewrap" else "/")
         assert (nowhere.exit_code, nowhere.output) == (1, "cd: /no/such folder: No such directory\n")
 
+    def test_a_command_elsewhere_leaves_the_folder_as_it_was(self, kind: str) -> None:
+        async def body(sandbox: Sandbox) -> str:
+            await sandbox.exec("mkdir -p other; A=1; export A", timeout_seconds=MINUTE)
+            await sandbox.exec("export B=2", timeout_seconds=MINUTE, cwd="other")
+            done = await sandbox.exec('[ "$PWD" -ef . ] && echo "$A$B ${PWD##*/}" "$(pwd)"', timeout_seconds=MINUTE)
+            return done.output
+
+        said = run(kind, body).split()
+        assert said[0] == "12"
+        assert said[1] != "other"
+        assert said[2].endswith(said[1])
+
     def test_commands_side_by_side(self, any_shell: str) -> None:
         async def body(sandbox: Sandbox) -> list[ExecResult]:
             commands = [f"sleep 0.5; echo {index}" for index in range(10)]
