@@ -130,7 +130,10 @@ class BatchRunner:
         if pending := match.pending():
             if self.config.resume:
                 self._tell_resume(run_dir.past, plan, pending)
-            self._work(leg, plan, pending)
+            if not leg.affords(pending, rows):
+                self.console.log("error", f"nothing is run: {leg.stopped}")
+            else:
+                self._work(leg, plan, pending)
             run_dir.scan_own(rows)
             match = match_rows(plan.dataset.keys, rows)
         elif self.config.resume:
@@ -234,6 +237,7 @@ class BatchRunner:
             resume_command=self.resume_command,
             interrupted=bool(self.interrupt.count),
             stopped=leg.stopped,
+            cut=leg.cut,
             skipped_lines=plan.dataset.skipped,
             masked_secrets=leg.masked,
             warnings=warnings,

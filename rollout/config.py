@@ -84,6 +84,17 @@ class RunConfig(BaseModel):
     """Keep rollouts in which the model showed no reasoning."""
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600
     """Wall time of one rollout in seconds, above 0."""
+    max_cost_usd: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Dollars the whole run may cost, as told by the endpoint, above 0; then it ends early."""
+    max_total_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Prompt and completion tokens the whole run may use, 1 or more; then it ends early."""
+    max_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Hours the whole run may take, all its legs together, above 0; then it ends early."""
+
+    @property
+    def bounds_spending(self) -> bool:
+        """Whether what rollouts spend is bounded."""
+        return self.max_cost_usd is not None or self.max_total_tokens is not None
 
     @property
     def reasoning_off(self) -> bool:
