@@ -37,7 +37,7 @@ class RunReport:
 
     run_name: str
     run_dir: Path
-    samples: int  # of the run, after --max_samples
+    samples: int  # of the run, after --max_samples and --shard
     not_run: int  # of these, those that have no row yet
     statistics: RunStatistics  # of the whole run, all legs
     duration_seconds: float  # of this leg
