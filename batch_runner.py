@@ -107,9 +107,9 @@ class BatchRunner:
     def run(self) -> RunReport:
         """Run what is pending, merge, count, report.
 
-        Raises UsageError, DatasetError, DistributionError, ExtrasError, PreflightError or EndpointError before anything
-        is written; RunDirError or PoolError when the run cannot go on: what is recorded stays, and ``resume`` goes on
-        from it.
+        Raises UsageError, DatasetError, DistributionError, ExtrasError, PreflightError, EndpointError or JoinError
+        before anything is written; RunDirError or PoolError when the run cannot go on: what is recorded stays, and
+        ``resume`` goes on from it.
         """
         if self.config.merge:
             return self._join()

@@ -52,7 +52,10 @@ class Leg:
         self.budget = Budget(self.config)
 
     def affords(self, pending: array[int], rows: RowIndex) -> bool:
-        """Tell whether the budget, after what ``rows`` and earlier legs took of it, lets anything run."""
+        """Take up the budget where earlier legs and their ``rows`` left it; False when nothing is left of it.
+
+        ``stopped`` then says so.
+        """
         seconds = self.checkpoint.past_seconds
         self.budget = Budget(self.config, Spending(rows.cost_usd, rows.tokens, seconds), len(pending))
         self.stopped = self.budget.met()
