@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.bench.__main__ import LEAST, OURS, table
-from tests.bench.bench_in_flight import ideal_seconds
+from tests.bench.bench_in_flight import commands, fly, ideal_seconds
 from tests.bench.bench_rollouts import words
 from tests.bench.bench_run_dir import Figure
-from tests.program import ROOT
 
 
 def test_the_ideal_time_is_that_of_places_that_are_never_empty() -> None:
@@ -39,15 +35,8 @@ def test_the_table_shows_ratios() -> None:
 
 
 @pytest.mark.bench
-def test_the_whole_benchmark_small() -> None:
-    flags = ["--in_flight=8", "--rollouts=10", "--rows=200"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.bench", *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("\n|") == 11
+def test_a_flight_of_the_least() -> None:
+    flight = fly(commands({})["floor"], 4, "constant")
+    assert 0.5 < flight.efficiency <= 1
+    assert 0 < flight.start_seconds < 60
+    assert flight.memory_mb > 1
