@@ -25,16 +25,20 @@ if __name__ == "__main__":  # before the slow imports, so that a signal during t
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import fire
 
@@ -45,7 +49,8 @@ from rollout.console import Console, fill_closed_streams, say
 from rollout.controller import Controller
 from rollout.extras import ExtrasError
 from rollout.filters import drop_reason
-from rollout.flags import UsageError, checked_words, help_text, switch, to_config
+from rollout.flags import UsageError, checked_words, help_text, switch, to_config, words_of
+from rollout.join import JoinError, check_target, join, joined_config, locked_sources
 from rollout.keys import PLACEHOLDER_KEY, api_key_for, host_of
 from rollout.leftovers import clean, sweep
 from rollout.leg import Leg
@@ -55,10 +60,10 @@ from rollout.original_rows import complete_row
 from rollout.pool import Pool, PoolError
 from rollout.preflight import Plan, PreflightError, prepare
 from rollout.report import EXIT_DONE, EXIT_INCOMPLETE, RunReport, render
-from rollout.resume import NO_ROW, Match, match_rows
+from rollout.resume import Match, match_rows
 from rollout.row_index import RowIndex
 from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
-from rollout.samples import DatasetError
+from rollout.samples import Dataset, DatasetError
 from rollout.secrecy import known_secrets, wipe_proc, without_secrets
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
@@ -71,8 +76,9 @@ __all__ = ["BatchRunner", "RunConfig", "RunReport", "main"]
 EXIT_BAD_USAGE = 2
 SANDBOXES_MADE_AT_ONCE = 8  # of those that are bounded; engines get no faster with more, but slow to answer
 AUTO_PER_WORKER = 256  # rollouts in flight per worker at most, when how many is left to the program
+Work: TypeAlias = "Callable[[Leg, array[int]], None]"  # runs what is pending
 # What is wrong with the input, and what goes wrong with a run that was right to start.
-_BAD_INPUT = (UsageError, DatasetError, DistributionError, ExtrasError, PreflightError, EndpointError)
+_BAD_INPUT = (UsageError, DatasetError, DistributionError, ExtrasError, PreflightError, EndpointError, JoinError)
 _BAD_LUCK = (RunDirError, PoolError, SandboxError)
 
 
@@ -95,16 +101,20 @@ class BatchRunner:
         self.console = console or Console(quiet=True)
         self.interrupt = interrupt or Interrupt()
         self.resume_command = resume_command
+        self.distribution_name = ""  # where it has been read
         self.started = time.monotonic()
 
     def run(self) -> RunReport:
         """Run what is pending, merge, count, report.
 
-        Raises UsageError, DatasetError, DistributionError, ExtrasError, PreflightError or EndpointError before anything
-        is written; RunDirError or PoolError when the run cannot go on: what is recorded stays, and ``resume`` goes on
-        from it.
+        Raises UsageError, DatasetError, DistributionError, ExtrasError, PreflightError, EndpointError or JoinError
+        before anything is written; RunDirError or PoolError when the run cannot go on: what is recorded stays, and
+        ``resume`` goes on from it.
         """
+        if self.config.merge:
+            return self._join()
         plan = prepare(self.config)
+        self.distribution_name = plan.distribution.name
         with plan.dataset:
             if own_model := check_endpoint(self.config.base_url, self.config.model):
                 self.config = self.config.model_copy(update={"model": own_model})
@@ -112,32 +122,59 @@ class BatchRunner:
             self.console.secrets = tuple(known_secrets(os.environ, [key, *plan.extras.secrets]))
             self._check_run()
             run_dir = RunDir.open(self.config.run_name, resume=self.config.resume)
-            with run_dir, self.console.logging_to(run_dir.log_path):
-                return self._run_in(run_dir, plan)
+            return self._run_in(run_dir, plan.dataset, plan.warnings, partial(self._work, plan))
 
-    def _run_in(self, run_dir: RunDir, plan: Plan) -> RunReport:
-        self.console.log("trace", f"starts: {self._public_config()}; {_versions()}")
-        for warning in (*plan.dataset.warnings, *plan.warnings, *run_dir.warnings):
-            self.console.log("warning", warning)
+    def _join(self) -> RunReport:
+        """Make a new run folder of others; then that run is finished as any other is, but for asking anything."""
+        check_target(self.config.run_name)
+        with locked_sources(self.config) as sources:
+            self.config = joined_config(self.config, sources)
+            dataset = Dataset.open(self.config.dataset_file, self.config.max_samples)
+            with dataset:
+                join(self.config.run_name, dataset, sources)
+                self.resume_command = self._resume_joined()
+                return self._run_in(RunDir.open(self.config.run_name, resume=True), dataset, (), None)
+
+    def _resume_joined(self) -> str:
+        """Return the command that runs what the joined runs left over; or, without a command line, what to do."""
+        said = shlex.split(self.resume_command)
+        program = list(takewhile(lambda word: not word.startswith("--"), said))
+        if program == said:
+            return "its own RunConfig with resume=True and no merge"
+        return resume_command([*program, *words_of(self.config)])
+
+    def _run_in(self, run_dir: RunDir, dataset: Dataset, warnings: Sequence[str], work: Work | None) -> RunReport:
+        """Bring the run in this folder to its report. ``work`` runs what is pending; None: that is left pending."""
+        with run_dir, self.console.logging_to(run_dir.log_path):
+            self.console.log("trace", f"starts: {self._public_config()}; {_versions()}")
+            for warning in (*dataset.warnings, *warnings, *run_dir.warnings):
+                self.console.log("warning", warning)
+            return self._all_stages(run_dir, dataset, work)
+
+    def _all_stages(self, run_dir: RunDir, dataset: Dataset, work: Work | None) -> RunReport:
+        samples = self.config.samples_of(len(dataset))
         rows = run_dir.scan()
         for warning in rows.problems.lines():
             self.console.log("warning", warning)
-        match = match_rows(plan.dataset.keys, rows)
-        facts = DatasetFacts(str(self.config.dataset_file), plan.dataset.sha256, len(plan.dataset))
+        match = match_rows(dataset.keys, rows, samples)
+        facts = DatasetFacts(str(self.config.dataset_file), dataset.sha256, len(dataset))
         checkpoint = run_dir.start_checkpoint(self._public_config(), facts, rows, match)
         run_dir.save_checkpoint(checkpoint, at_any_cost=True)
-        leg = Leg(self.config, plan.dataset, run_dir, checkpoint, self.console)
-        if pending := match.pending():
+        leg = Leg(self.config, dataset, run_dir, checkpoint, self.console)
+        if work and (pending := match.pending()):
             if self.config.resume:
-                self._tell_resume(run_dir.past, plan, pending)
-            self._work(leg, plan, pending)
+                self._tell_resume(run_dir.past, dataset, match)
+            if not leg.affords(pending, rows):
+                self.console.log("error", f"nothing is run: {leg.stopped}")
+            else:
+                work(leg, pending)
             run_dir.scan_own(rows)
-            match = match_rows(plan.dataset.keys, rows)
+            match = match_rows(dataset.keys, rows, samples)
         elif self.config.resume:
-            self.console.log("info", f"all {len(plan.dataset)} samples are done already; nothing is asked again")
-        return self._finish(leg, plan, rows, match)
+            self.console.log("info", f"all {len(samples)} samples are done already; nothing is asked again")
+        return self._finish(leg, dataset, rows, match)
 
-    def _work(self, leg: Leg, plan: Plan, pending: array[int]) -> None:
+    def _work(self, plan: Plan, leg: Leg, pending: array[int]) -> None:
         """Run the pending samples in worker processes."""
         kinds = {plan.sandbox, plan.image_sandbox}
         if swept := sweep(kinds):
@@ -198,7 +235,7 @@ class BatchRunner:
         self.console.log("trace", f"at most {min(bounds)} sandboxes run at once")
         return str(stack.enter_context(places.offered(min(bounds), SANDBOXES_MADE_AT_ONCE)))
 
-    def _finish(self, leg: Leg, plan: Plan, rows: RowIndex, match: Match) -> RunReport:
+    def _finish(self, leg: Leg, dataset: Dataset, rows: RowIndex, match: Match) -> RunReport:
         """Make trajectories.jsonl and statistics.json anew, from every row of the run."""
         statistics = RunStatistics()
         rules = MergeRules(
@@ -210,9 +247,9 @@ class BatchRunner:
         legs = leg.checkpoint.legs
         facts = RunFacts(
             run_name=self.config.run_name,
-            distribution=plan.distribution.name,
-            total_prompts=len(plan.dataset),
-            total_batches=-(-len(plan.dataset) // self.config.batch_size),
+            distribution=self.distribution_name or Path(self.config.distribution).stem,
+            total_prompts=len(match.samples),
+            total_batches=-(-len(match.samples) // self.config.batch_size),
             batch_size=self.config.batch_size,
             model=self.config.model,
             completed_at=datetime.now(UTC).astimezone().isoformat(timespec="milliseconds"),
@@ -227,14 +264,15 @@ class BatchRunner:
         return RunReport(
             run_name=self.config.run_name,
             run_dir=leg.run_dir.path,
-            samples=len(plan.dataset),
-            not_run=sum(row == NO_ROW for row in match.final_rows),
+            samples=len(match.samples),
+            not_run=match.not_run,
             statistics=statistics,
             duration_seconds=time.monotonic() - self.started,
             resume_command=self.resume_command,
             interrupted=bool(self.interrupt.count),
             stopped=leg.stopped,
-            skipped_lines=plan.dataset.skipped,
+            cut=leg.cut,
+            skipped_lines=dataset.skipped,
             masked_secrets=leg.masked,
             warnings=warnings,
             files=[leg.run_dir.path / name for name in (TRAJECTORIES, STATISTICS)],
@@ -262,17 +300,17 @@ class BatchRunner:
         hidden = {"api_key", "ephemeral_system_prompt", "prefill_messages"}
         return self.config.model_dump(mode="json", exclude=hidden)
 
-    def _tell_resume(self, past: Past, plan: Plan, pending: array[int]) -> None:
-        batches = -(-len(pending) // self.config.batch_size)
-        done = len(plan.dataset) - len(pending)
-        text = f"resume: {len(plan.dataset)} samples, {done} done already, {len(pending)} to run in {batches} batches"
+    def _tell_resume(self, past: Past, dataset: Dataset, match: Match) -> None:
+        pending, samples = len(match.pending()), len(match.samples)
+        batches = -(-pending // self.config.batch_size)
+        text = f"resume: {samples} samples, {samples - pending} done already, {pending} to run in {batches} batches"
         self.console.log("info", text)
         changes = [
             f"{name} was {past.config[name]}, is {getattr(self.config, name)}"
-            for name in ("model", "distribution", "seed")
+            for name in ("model", "distribution", "seed", "shard")
             if past.config.get(name, getattr(self.config, name)) != getattr(self.config, name)
         ]
-        if past.dataset.get("sha256", plan.dataset.sha256) != plan.dataset.sha256:
+        if past.dataset.get("sha256", dataset.sha256) != dataset.sha256:
             changes.append("the dataset has changed")
         if changes:
             text = f"this run was begun otherwise: {'; '.join(changes)}; each row says what made it"

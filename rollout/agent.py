@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from rollout.chat_model import ChatModel, ContextOverflowError, ModelError
+from rollout.chat_model import ChatModel, ContextOverflowError, GateClosedError, ModelError
 from rollout.messages import (
     AssistantMessage,
     Failure,
@@ -36,6 +36,7 @@ PartialReason = Literal[
     "empty_replies",
     "content_filter",
     "context_overflow",
+    "budget",
 ]
 StopReason = Literal["completed", "turn_limit", "failed"] | PartialReason
 Unusable = Literal["cut_by_token_limit", "unclosed_reasoning", "empty_replies"]
@@ -133,6 +134,8 @@ class Agent:
             return self.result(end.reason)
         except ContextOverflowError:
             return self.result("context_overflow")
+        except GateClosedError:
+            return self.out_of_budget()
         except (ModelError, SandboxError) as error:
             return self.failed(Failure(error.kind, str(error)))
 
@@ -230,6 +233,12 @@ class Agent:
     def failed(self, failure: Failure) -> AgentResult:
         """Return how it stands, cut off by a failure; may be called from outside while ``run`` is cancelled."""
         return self.result("failed", failure)
+
+    def out_of_budget(self) -> AgentResult:
+        """Return what there is when no more is asked; without any answer that is nothing to keep."""
+        if any(isinstance(message, AssistantMessage) for message in self.messages):
+            return self.result("budget")
+        return self.failed(Failure("interrupted", "the run's budget was used up before there was an answer"))
 
     def result(self, stop_reason: StopReason, failure: Failure | None = None) -> AgentResult:
         """Return what there is; a request for a summary that was never answered is no part of it."""

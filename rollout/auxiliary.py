@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from rollout.config import RunConfig
 from rollout.dialects import Dialect, Request
 from rollout.endpoint import Access, CallLimits, ContextOverflowError, Endpoint, ModelError
-from rollout.gate import Gate
+from rollout.gate import Gate, GateClosedError
 from rollout.keys import api_key_for, host_of
 from rollout.replies import Reply, read_object, read_reply
 from rollout.retry import RetryPolicy
@@ -114,6 +114,8 @@ async def _within(seconds: float, asking: Awaitable[AnswerT], whom: str) -> Answ
         raise AuxiliaryError(f"{whom}: {error}", error.kind) from None
     except ContextOverflowError as error:
         raise AuxiliaryError(f"{whom}: {error}", "bad_request") from None
+    except GateClosedError:
+        raise AuxiliaryError(f"{whom}: the run's budget is used up", "billing") from None
     except TimeoutError:
         if not clock.expired():
             raise

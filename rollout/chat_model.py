@@ -12,11 +12,19 @@ from typing import Protocol
 from rollout.config import RunConfig
 from rollout.dialects import Dialect
 from rollout.endpoint import DEFAULT_LIMITS, Access, CallLimits, ContextOverflowError, Endpoint, ModelError
-from rollout.gate import Gate
+from rollout.gate import Gate, GateClosedError
 from rollout.messages import Message, ToolDefinition
 from rollout.replies import Reply, read_reply
 
-__all__ = ["CallLimits", "ChatModel", "ContextOverflowError", "ModelError", "OpenAIChatModel", "Reply"]
+__all__ = [
+    "CallLimits",
+    "ChatModel",
+    "ContextOverflowError",
+    "GateClosedError",
+    "ModelError",
+    "OpenAIChatModel",
+    "Reply",
+]
 
 
 class ChatModel(Protocol):
@@ -25,7 +33,8 @@ class ChatModel(Protocol):
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Reply:
         """Return the next assistant message.
 
-        ``tools`` may be empty: then none is offered. Raises ModelError and ContextOverflowError.
+        ``tools`` may be empty: then none is offered. Raises ModelError, ContextOverflowError, and GateClosedError when
+        nothing is asked any more.
         """
 
 
@@ -44,7 +53,7 @@ class OpenAIChatModel:
         self._endpoint = Endpoint(Access(config.base_url, api_key), limits, gate, log)
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Reply:
-        """Return the next assistant message, however many tries it takes. Raises ModelError, ContextOverflowError."""
+        """Return the next assistant message, however many tries it takes. Raises what the protocol says."""
         compose = partial(self._dialect.compose, messages, tools)
         return await self._endpoint.ask(compose, read_reply, self._dialect.learn)
 

@@ -11,6 +11,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +119,24 @@ class Checkpoint:
         self._recorded += 1
 
     @property
+    def seconds(self) -> float:
+        """Return how long this leg has taken until now."""
+        return time.monotonic() - self._started
+
+    @property
+    def past_seconds(self) -> float:
+        """Return how long all earlier legs took together."""
+        durations = [leg.get("duration_seconds") for leg in self._past_legs]
+        return sum(seconds for seconds in durations if isinstance(seconds, int | float) and isfinite(seconds))
+
+    @property
     def legs(self) -> list[JsonObject]:
         """Return one entry per invocation, the present one last; it ends now."""
         first, last = self._batches or (None, None)
         leg = {
             "started_at": self._started_at,
             "ended_at": _now(),
-            "duration_seconds": round(time.monotonic() - self._started, 3),
+            "duration_seconds": round(self.seconds, 3),
             **{name: self.config.get(name) for name in _LEG_CONFIG},
             "dataset_sha256": self.dataset.sha256,
             "samples": self.dataset.samples,
@@ -149,7 +161,7 @@ class Checkpoint:
 
     def affordable(self) -> bool:
         """Tell whether saving now keeps all saving below a twentieth of the leg's time, after a free second."""
-        return self._seconds_saving < _FREE_SECONDS + _MAX_SHARE * (time.monotonic() - self._started)
+        return self._seconds_saving < _FREE_SECONDS + _MAX_SHARE * self.seconds
 
     def spent(self, seconds: float) -> None:
         """Say how long a save took."""

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 ProviderSort = Literal["price", "throughput", "latency"]
 SandboxKind = Literal["auto", "local", "bubblewrap", "docker", "singularity", "modal"]
+
+
+def is_shard(text: str) -> bool:
+    """Tell whether it is i/n with i from 1 to n."""
+    found = re.fullmatch("([1-9][0-9]{0,8})/([1-9][0-9]{0,8})", text)
+    return found is not None and int(found[1]) <= int(found[2])
+
+
+def shard_samples(shard: str | None, count: int) -> range:
+    """Return which of a dataset's so many samples are a shard's; all of them without one."""
+    first, step = map(int, (shard or "1/1").split("/"))
+    return range(first - 1, count, step)
+
+
+def _checked_shard(text: str) -> str:
+    if not is_shard(text):
+        raise ValueError("must be i/n with i from 1 to n, such as 1/4")
+    return text
 
 
 class PrefillMessage(BaseModel):
@@ -84,6 +103,25 @@ class RunConfig(BaseModel):
     """Keep rollouts in which the model showed no reasoning."""
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600
     """Wall time of one rollout in seconds, above 0."""
+    shard: Annotated[str, AfterValidator(_checked_shard)] | None = None
+    """i/n: only every n-th sample, from the i-th on, i from 1 to n; each shard is a run of its own."""
+    merge: tuple[str, ...] = ()
+    """Make a new run of these: names in data/ or folders, comma-separated. Needs no other flag but --run_name."""
+    max_cost_usd: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Dollars the whole run may cost, as told by the endpoint, above 0; then it ends early."""
+    max_total_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Prompt and completion tokens the whole run may use, 1 or more; then it ends early."""
+    max_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Hours the whole run may take, all its legs together, above 0; then it ends early."""
+
+    def samples_of(self, count: int) -> range:
+        """Return which of a dataset's so many samples are this run's: all of them, or its shard's."""
+        return shard_samples(self.shard, count)
+
+    @property
+    def bounds_spending(self) -> bool:
+        """Whether what rollouts spend is bounded."""
+        return self.max_cost_usd is not None or self.max_total_tokens is not None
 
     @property
     def reasoning_off(self) -> bool:

@@ -95,7 +95,7 @@ class Endpoint:
         The request is composed anew for every try. ``read`` raises TryError for what is no answer; ``learn`` tells
         whether a request that was refused will be composed otherwise, and is worth asking again at once. No wait for
         another try is longer than ``within_seconds``: who will not wait so long is told now what went wrong. Raises
-        ModelError and ContextOverflowError.
+        ModelError, ContextOverflowError and GateClosedError.
         """
         policy = self._limits.retry
         attempts = Attempts(replace(policy, total_seconds=min(policy.total_seconds, within_seconds)))
@@ -113,7 +113,7 @@ class Endpoint:
                 if delay is None:
                     raise ModelError(error.verdict.kind, told) from None
                 self._log(f"{told}; trying again in {delay:.1f} s")
-            await asyncio.sleep(delay)
+            await self._gate.pause(delay)
 
     async def close(self) -> None:
         """Close the connections. The next call opens new ones."""

@@ -17,10 +17,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from rollout.config import RunConfig
+from rollout.join import recorded_flags
 
 SWITCHES = ("resume", "verbose", "reasoning_disabled", "keep_no_reasoning", "list_distributions", "clean", "help")
 _SWITCH_WORDS = ("true", "false")
-LISTS = ("providers_allowed", "providers_ignored", "providers_order")
+LISTS = ("providers_allowed", "providers_ignored", "providers_order", "merge")
 REQUIRED = ("dataset_file", "batch_size", "run_name")
 # Flags whose name or text is not RunConfig's.
 _OWN_TEXT = {
@@ -87,7 +88,9 @@ def switch(name: str, text: str) -> bool:
 
 
 def to_config(typed: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> RunConfig:
-    """Make the RunConfig of the flags as typed. Raises UsageError with the first thing that is wrong."""
+    """Make the RunConfig of the flags as typed. Raises UsageError or JoinError with the first thing that is wrong."""
+    if typed.get("merge"):
+        typed = {**recorded_flags(typed["merge"]), **typed}
     for name in REQUIRED:
         if not typed.get(name, "").strip():
             raise UsageError(f"--{name} is required")
@@ -123,7 +126,8 @@ def _first_problem(error: ValidationError, environ: Mapping[str, str]) -> str:
     origin = f"TERMINAL_ENV={value}" if from_environ else f"--{name}={value}"
     if problem["type"] == "literal_error":
         return f"{origin} is not known; choose from {problem['ctx']['expected'].replace(' or ', ', ')}"
-    return f"{origin}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{origin}: {message[0].lower()}{message[1:]}"
 
 
 def _read_prefill(path: Path) -> list[Any]:
@@ -136,6 +140,18 @@ def _read_prefill(path: Path) -> list[Any]:
     if not isinstance(messages, list):
         raise UsageError(f"--prefill_messages_file={path} must hold a JSON array of {{role, content}} objects")
     return messages
+
+
+def words_of(config: RunConfig) -> list[str]:
+    """Return the flags that make this config, but for what must not be shown or is a matter of one start."""
+    words = []
+    for name, field in RunConfig.model_fields.items():
+        value = getattr(config, name)
+        if value == field.default or name in ("api_key", "prefill_messages", "resume", "merge", "verbose"):
+            continue
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        words.append(f"--{name}={text.lower() if isinstance(value, bool) else text}")
+    return words
 
 
 def help_text() -> str:

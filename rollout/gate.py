@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 
@@ -20,6 +20,10 @@ from rollout.controller import MAX_WAIT_SECONDS, Seen
 _BRAKE_SECONDS = 0.1
 _BURST_SECONDS = 0.05  # of the allowed rate may be saved up
 _MOST_SECONDS = 256  # answer times of one report
+
+
+class GateClosedError(Exception):
+    """No request is sent any more: what the run may spend is spent."""
 
 
 @dataclass
@@ -53,10 +57,11 @@ class Gate:
     _wait_seconds: float = 0.0
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SECONDS))
     _sandbox_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SECONDS))
+    _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def passage(self) -> AsyncIterator[Passage]:
-        """Wait for a turn, and hold it while the block sends a request and reads its answer."""
+        """Wait for a turn, and hold it while the block sends a request and reads its answer. Raises GateClosedError."""
         await self._turn()
         passage = Passage(time.monotonic())
         try:
@@ -75,6 +80,24 @@ class Gate:
     def sandbox_started(self, seconds: float) -> None:
         """Note how long a sandbox took to start."""
         self._sandbox_seconds.append(seconds)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody is let through any more."""
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Let nobody through any more, those who wait neither; what is on its way is answered."""
+        self._closed.set()
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_exception(GateClosedError)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before another try, for no longer than there is any use in one."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
 
     def report(self) -> Seen:
         """Return what was met with since the last report."""
@@ -98,6 +121,8 @@ class Gate:
         return seen
 
     async def _turn(self) -> None:
+        if self.closed:
+            raise GateClosedError
         if not self._queue and self._take():
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -68,7 +68,10 @@ def ignore_signals() -> None:
 
 
 def resume_command(words: Sequence[str]) -> str:
-    """Return the command that goes on with the run of this command line: as it was typed, but without an API key."""
+    """Return the command that goes on with the run of this command line: as it was typed, but without an API key.
+
+    What joins runs is not gone on with, but done again.
+    """
     kept: list[str] = []
     value_follows = False
     for word in words:
@@ -80,7 +83,8 @@ def resume_command(words: Sequence[str]) -> str:
             left_out, value_follows = value_follows, False
         if not left_out:
             kept.append(word)
-    return shlex.join([*kept, "--resume"])
+    joins = any(word.partition("=")[0] == "--merge" for word in words)
+    return shlex.join(kept if joins else [*kept, "--resume"])
 
 
 def interrupted_line(command: str) -> str:

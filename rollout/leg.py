@@ -1,7 +1,7 @@
 """One invocation's share of a run: the pending samples go to the pool, what comes back goes to the run folder.
 
 Every row is durable before it counts as done, and the checkpoint follows after each batch. Decides when it is no use to
-go on: when the endpoint refuses in a way that trying again cannot mend.
+go on: when the endpoint refuses in a way that trying again cannot mend, or when the run's budget is used up.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
+from rollout.budget import Budget, Spending
 from rollout.checkpoint import Checkpoint
 from rollout.config import RunConfig
 from rollout.console import Console, Progress
 from rollout.pool import Job, Outcome, Pool, PoolError
+from rollout.row_index import RowIndex
 from rollout.rows import NoResult, RowFacts, build_row, encode_row, summary
 from rollout.run_dir import RunDir
 from rollout.samples import Dataset
@@ -38,8 +41,25 @@ class Leg:
     cost_usd: float = 0.0
     masked: int = 0
     stopped: str = ""  # why the dispatch ended early
+    cut: int = 0  # rollouts that ended early because the budget was used up
+    budget: Budget = field(init=False)
     _hopeless: int = 0
+    _budget_met: bool = False
+    _told_no_cost: bool = False
     _left_in_batch: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.config)
+
+    def affords(self, pending: array[int], rows: RowIndex) -> bool:
+        """Take up the budget where earlier legs and their ``rows`` left it; False when nothing is left of it.
+
+        ``stopped`` then says so.
+        """
+        seconds = self.checkpoint.past_seconds
+        self.budget = Budget(self.config, Spending(rows.cost_usd, rows.tokens, seconds), len(pending))
+        self.stopped = self.budget.met()
+        return not self.stopped
 
     def run(self, pending: array[int], pool: Pool) -> None:
         """Run the pending samples (indices, ascending) and leave a true checkpoint.
@@ -51,6 +71,7 @@ class Leg:
             for group in pool.results(self._jobs(pending)):
                 if group:
                     self._take(group, pool)
+                self._mind_budget(pool)
                 if progress:
                     progress.advance(len(group), self._words(pool))
             self.run_dir.save_checkpoint(self.checkpoint, at_any_cost=True)
@@ -90,6 +111,17 @@ class Leg:
             self.console.log("error", f"{refused}, so no more are sent ({self.stopped})")
             pool.stop()
 
+    def _mind_budget(self, pool: Pool) -> None:
+        """End the run in good order when a bound is met."""
+        spent = pool.spent + Spending(seconds=self.checkpoint.seconds)
+        self.budget.seen(spent, pool.in_flight)
+        met = self.budget.met()
+        if met and not self._budget_met:
+            self._budget_met = True
+            self.stopped = self.stopped or met
+            self.console.log("warning", f"nothing more is begun, and what runs ends after its turn: {met}")
+            pool.finish_turns()
+
     def _with_row(self, outcome: Outcome) -> Outcome:
         """Return the outcome with a row; the pool has none for a sample whose worker died."""
         if outcome.failure is None:
@@ -111,7 +143,8 @@ class Leg:
         batch_num, known = outcome.job.batch_num, outcome.summary
         self.checkpoint.record(batch_num, outcome.job.sample.index, known["outcome"])
         self.outcomes[known["outcome"]] += 1
-        self.cost_usd += known["cost_usd"]
+        self.cut += known["stop_reason"] == "budget"
+        self._count_cost(known)
         self.masked += known.get("masked", 0)
         if known["outcome"] == "failed":
             text = f"[B{batch_num}:P{outcome.job.sample.index}] {known['error_kind']}: {known['error_message']}"
@@ -130,9 +163,19 @@ class Leg:
         self._left_in_batch[batch_num] -= 1
         return self._left_in_batch[batch_num] == 0 and self._left_in_batch.pop(batch_num) == 0
 
+    def _count_cost(self, known: dict[str, Any]) -> None:
+        self.cost_usd += known["cost_usd"]
+        tokens = known["prompt_tokens"] + known["completion_tokens"]
+        self.budget.record(known["cost_usd"], tokens, done=known["outcome"] != "failed")
+        if self.budget.costs_nothing and not self._told_no_cost:
+            self._told_no_cost = True
+            text = "the endpoint does not say what requests cost, so --max_cost_usd bounds nothing"
+            self.console.log("warning", f"{text}; --max_total_tokens does")
+
     def _words(self, pool: Pool) -> str:
         words = [f"{pool.in_flight} in flight" + (f" ({pool.pace_words})" if pool.pace_words else "")]
         words += [f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items() if name != "completed"]
-        if self.cost_usd:
+        if self.cost_usd and self.config.max_cost_usd is None:
             words.append(f"${self.cost_usd:,.2f}")
+        words += filter(None, [self.budget.words()])
         return ", ".join(words)

@@ -51,7 +51,7 @@ def merge_rows(folder: Path, rows: RowIndex, match: Match, rules: MergeRules) ->
     """Write ``folder``/trajectories.jsonl anew. Raises RunDirError; the old file then stays."""
     report = MergeReport(orphans=len(match.orphans))
     superseded = bytearray(b"\1") * len(rows)
-    with replaced(folder / TRAJECTORIES) as target, _RowReader(folder, rows) as reader:
+    with replaced(folder / TRAJECTORIES) as target, RowReader(folder, rows) as reader:
         for row, index in match.in_prompt_order():
             superseded[row] = 0
             line, values = _with_index(*reader.read(row), index)
@@ -89,7 +89,7 @@ def _with_index(line: bytes, values: JsonObject, index: int) -> tuple[bytes, Jso
     return encode_row(values), values
 
 
-class _RowReader:
+class RowReader:
     """Reads rows of batch files at random, with a bounded number of files open."""
 
     def __init__(self, folder: Path, rows: RowIndex) -> None:
@@ -107,16 +107,21 @@ class _RowReader:
 
     def read(self, row: int) -> tuple[bytes, JsonObject]:
         """Return the row's line, with a newline and valid as strict JSON, and its values. Raises RunDirError."""
+        line = self.line(row)
+        try:
+            return line + b"\n", parse_strictly(line)
+        except ValueError:
+            values = self._parse_patiently(line, self._rows.batches[row])
+        return encode_row(values), values
+
+    def line(self, row: int) -> bytes:
+        """Return the row as it stands in its file, without a newline. Raises RunDirError."""
         batch_num, length = self._rows.batches[row], self._rows.lengths[row]
         with explained(self._doing):
             line = os.pread(self._file(batch_num).fileno(), length, self._rows.offsets[row])
         if len(line) < length:
             raise _changed(self._folder / batch_name(batch_num))
-        try:
-            return line + b"\n", parse_strictly(line)
-        except ValueError:
-            values = self._parse_patiently(line, batch_num)
-        return encode_row(values), values
+        return line
 
     def _parse_patiently(self, line: bytes, batch_num: int) -> JsonObject:
         try:

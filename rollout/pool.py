@@ -1,8 +1,8 @@
 """The worker processes: who runs what, what comes back, and what happens when one dies.
 
 The pool hands jobs to workers as places become free, whatever batch they belong to, and gives back outcomes in groups,
-as they arrive. It promises that every job it took comes back exactly once, unless it was interrupted: as a row, or as
-``worker_died`` after its second worker is gone too. It writes no file and prints nothing.
+as they arrive. It promises that every job it took comes back exactly once, unless it was interrupted or told to finish:
+as a row, or as ``worker_died`` after its second worker is gone too. It writes no file and prints nothing.
 
 A worker that dies takes all its rollouts with it, though at most one of them is to blame. So each is tried again in a
 process of its own: what kills a worker twice then fails alone, and its neighbours do not notice.
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import IO, Any, Self
 
+from rollout.budget import Spending
 from rollout.controller import Controller, Host, Pace, Seen
 from rollout.host import look
 from rollout.interrupt import Interrupt
@@ -108,6 +109,7 @@ class Pool:
     _paced_at: float = -inf
     _host: Host = field(default_factory=Host)
     _looked_at: float = -inf
+    _spent: dict[int, Spending] = field(default_factory=dict)  # by worker number, of dead ones too
 
     def __enter__(self) -> Self:
         self._wake_reader, self._wake_writer = os.pipe()
@@ -136,6 +138,17 @@ class Pool:
     def stop(self) -> None:
         """Dispatch nothing more; what runs is finished."""
         self.stopped = True
+
+    def finish_turns(self) -> None:
+        """Dispatch nothing more; what runs ends after its turn, and what has no answer yet is not run."""
+        self.stop()
+        for worker in self._workers.values():
+            self._send(worker, Frame({"type": "finish"}))
+
+    @property
+    def spent(self) -> Spending:
+        """What rollouts have cost until now, running ones included; told only where the run bounds it."""
+        return sum(self._spent.values(), Spending())
 
     @property
     def in_flight(self) -> int:
@@ -255,6 +268,10 @@ class Pool:
                     worker.spoke, self._stillborn = True, 0
             case "seen":
                 self._see(worker, Seen(**frame.header["seen"]))
+            case "spent":
+                self._spent[worker.number] = Spending(**frame.header["spent"])
+            case "unrun":
+                worker.jobs.pop(frame.header["index"])
             case "log":
                 self.on_log(frame.header)
 

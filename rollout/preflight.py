@@ -55,6 +55,8 @@ def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
     warnings += [f"tool {name} is not available: {tools_missing[name]}" for name in lacking]
     with ExitStack() as on_error:
         dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples))
+        if not config.samples_of(len(dataset)):
+            raise PreflightError(f"--shard={config.shard}: {dataset.path} has only {len(dataset)} samples")
         sandbox, image_sandbox, warning = _choose_sandboxes(config, dataset)
         on_error.pop_all()
     return Plan(

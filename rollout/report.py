@@ -37,13 +37,14 @@ class RunReport:
 
     run_name: str
     run_dir: Path
-    samples: int  # of the run, after --max_samples
+    samples: int  # of the run, after --max_samples and --shard
     not_run: int  # of these, those that have no row yet
     statistics: RunStatistics  # of the whole run, all legs
     duration_seconds: float  # of this leg
     resume_command: str
     interrupted: bool = False
     stopped: str = ""  # why the run stopped handing out samples; "" when it did not
+    cut: int = 0  # rollouts of this leg that ended early, kept, because the budget was used up
     skipped_lines: int = 0  # of the dataset, for holding no sample
     masked_secrets: int = 0  # key-shaped strings in tool results, this leg
     warnings: Sequence[str] = ()
@@ -55,9 +56,14 @@ class RunReport:
         return self.statistics.failed
 
     @property
+    def whole(self) -> bool:
+        """Whether every sample is done, and none of them less than it would have been with more to spend."""
+        return not (self.failed or self.not_run or self.cut)
+
+    @property
     def exit_code(self) -> int:
-        """0 when every sample is done, else 130 when interrupted, else 1."""
-        if not self.failed and not self.not_run:
+        """0 when every sample is done and none was cut short for the budget, else 130 when interrupted, else 1."""
+        if self.whole:
             return EXIT_DONE
         return EXIT_INTERRUPTED if self.interrupted else EXIT_INCOMPLETE
 
@@ -158,11 +164,12 @@ def _list(title: str, items: Sequence[str]) -> Iterator[str]:
 
 
 def _last_line(report: RunReport) -> Iterator[str]:
-    if not report.failed and not report.not_run:
+    if report.whole:
         yield f"Done: {_many(report.samples, 'sample')}, nothing left to do."
         return
     left = [f"{_number(report.failed)} failed"] if report.failed else []
     left += [f"{_number(report.not_run)} not run"] if report.not_run else []
+    left += [f"{_number(report.cut)} cut short by the budget (kept)"] if report.cut else []
     interrupted = "Interrupted: " if report.interrupted else ""
     yield f"{interrupted}{', '.join(left)} of {_many(report.samples, 'sample')}; resume with: {report.resume_command}"
 

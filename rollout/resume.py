@@ -3,7 +3,8 @@
 A sample is done when its last row is not a failure. Rows that answer the same question under the same prompt_index are
 one sample's, and the last of them counts; under different ones they are different samples'. So three equal prompts of
 which one is done leave two, wherever the lines of the dataset have moved to. Where several rows fit, the one with the
-sample's own index wins. A row that does not say its image and cwd (the original's) fits any, after those that do.
+sample's own index wins. A row that does not say its image and cwd (the original's) fits any, after those that do. Of a
+run that has but a shard of the dataset, only the shard's samples are looked at.
 
 Memory: 9 bytes a sample; and for the time of the call about 80 for each row that is not found under its own index, and
 for each sample it may then belong to.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from rollout.content import ANYWHERE, KEY_BYTES, PROMPT_BYTES, Keys, same_content
-from rollout.row_index import NO_INDEX, RowIndex
+from rollout.row_index import RowIndex
 
 NO_ROW = -1
 _NUMBER_BYTES = 8
@@ -32,7 +33,8 @@ class Match:
 
     final_rows: array[int]  # per sample: the row that counts for it, or NO_ROW
     done: bytearray  # per sample: 1 when that row is not a failure
-    orphans: array[int]  # rows that are done and answer no sample of this dataset, ascending
+    orphans: array[int]  # rows that are done and answer no sample of the run, ascending
+    samples: range  # those of the dataset that are the run's
 
     def done_indices(self) -> list[int]:
         """Return the samples that are done, ascending."""
@@ -40,16 +42,22 @@ class Match:
 
     def pending(self) -> array[int]:
         """Return the samples still to run, ascending."""
-        return array("q", (index for index, done in enumerate(self.done) if not done))
+        return array("q", (index for index in self.samples if not self.done[index]))
+
+    @property
+    def not_run(self) -> int:
+        """Samples that have no row yet."""
+        return sum(self.final_rows[index] == NO_ROW for index in self.samples)
 
     def in_prompt_order(self) -> Iterator[tuple[int, int]]:
         """Yield (row, index) of every sample that has a row, one each."""
         return ((row, index) for index, row in enumerate(self.final_rows) if row != NO_ROW)
 
 
-def match_rows(samples: Keys, rows: RowIndex) -> Match:
-    """Give every sample the row that counts for it."""
-    matcher = _Matcher(samples, rows)
+def match_rows(keys: Keys, rows: RowIndex, samples: range | None = None) -> Match:
+    """Give every sample the row that counts for it. ``samples``: those of the dataset that are the run's, else all."""
+    samples = range(len(keys)) if samples is None else samples
+    matcher = _Matcher(keys, rows, samples)
     orphans = array("q")
     groups: dict[tuple[bool, bool], list[bytes]] = {(failed, anywhere): [] for failed, anywhere in _CLAIM_ORDER}
     for claim in matcher.match_at_own_index():
@@ -60,22 +68,23 @@ def match_rows(samples: Keys, rows: RowIndex) -> Match:
         if not failed:
             orphans.extend(map(_row_of, homeless))
     done = bytearray(row != NO_ROW and not rows.failed(row) for row in matcher.final_rows)
-    return Match(matcher.final_rows, done, array("q", sorted(orphans)))
+    return Match(matcher.final_rows, done, array("q", sorted(orphans)), samples)
 
 
 class _Matcher:
     """Fills ``final_rows``. A claim is a row that looks for a sample: the bytes key + index + row, which sort."""
 
-    def __init__(self, samples: Keys, rows: RowIndex) -> None:
-        self.samples = samples
+    def __init__(self, keys: Keys, rows: RowIndex, samples: range) -> None:
+        self.keys = keys
         self.rows = rows
-        self.final_rows = array("q", [NO_ROW]) * len(samples)
+        self.samples = samples
+        self.final_rows = array("q", [NO_ROW]) * len(keys)
 
     def match_at_own_index(self) -> list[bytes]:
         """Match rows that say all they answer and stand where they stood; return other claims, sorted."""
         displaced = array("q")
         for row, index in enumerate(self.rows.indices):
-            if NO_INDEX < index < len(self.samples) and self.rows.keys[row] == self.samples[index]:
+            if index in self.samples and self.rows.keys[row] == self.keys[index]:
                 self.final_rows[index] = row
             else:
                 displaced.append(row)
@@ -87,8 +96,8 @@ class _Matcher:
         for claim in claims:
             row = _row_of(claim)
             index = self.rows.indices[row]
-            inside = NO_INDEX < index < len(self.samples)
-            if inside and self._free_for(row, index) and same_content(self.rows.keys[row], self.samples[index]):
+            fits = index in self.samples and same_content(self.rows.keys[row], self.keys[index])
+            if fits and self._free_for(row, index):
                 self.final_rows[index] = row
             else:
                 rest.append(claim)
@@ -101,8 +110,8 @@ class _Matcher:
         failed = self.rows.failed(_row_of(claims[0]))
         rest = []
         free = sorted(
-            self.samples[index][:width] + index.to_bytes(_NUMBER_BYTES, "big")
-            for index in range(len(self.samples))
+            self.keys[index][:width] + index.to_bytes(_NUMBER_BYTES, "big")
+            for index in self.samples
             if self._is_free(index, failed=failed)
         )
         place = 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rollout.batch_files import batch_name, batch_numbers
+from rollout.budget import row_spending
 from rollout.content import Keys, content_key, placeless_key, prompt_text
 from rollout.files import explained
 from rollout.jsonl import JsonObject, Problems, parse_object, read_lines
@@ -36,6 +37,8 @@ class RowIndex:
     keys: Keys = field(default_factory=Keys)  # what the row answers
     codes: bytearray = field(default_factory=bytearray)
     problems: Problems = field(default_factory=Problems)
+    cost_usd: float = 0.0  # of all rows
+    tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -64,6 +67,9 @@ class RowIndex:
         self.indices.append(index if type(index) is int and 0 <= index < 1 << 63 else NO_INDEX)
         self.keys.append(key)
         self.codes.append(_CODES[outcome(row)])
+        cost_usd, tokens = row_spending(row)
+        self.cost_usd += cost_usd
+        self.tokens += tokens
 
 
 def scan_rows(folder: Path) -> RowIndex:

@@ -138,6 +138,7 @@ def summary(row: Row) -> dict[str, Any]:
     error = row.get(ERROR, {})
     return {
         "outcome": outcome(row),
+        "stop_reason": row["metadata"]["stop_reason"],
         "error_kind": error.get("kind", ""),
         "error_message": error.get("message", ""),
         "cost_usd": row["metadata"]["cost_usd"],

@@ -19,6 +19,7 @@ from typing import Any
 from model_tools import Catalogue, Toolbox, offered
 from rollout.agent import Agent, AgentLimits, AgentResult
 from rollout.auxiliary import AuxiliaryModels
+from rollout.budget import Spending
 from rollout.chat_model import ChatModel, OpenAIChatModel
 from rollout.config import RunConfig
 from rollout.extras import Extras
@@ -214,6 +215,18 @@ class Session:
             usage=result.usage + tokens,
             cost_usd=result.cost_usd + spent.cost_usd,
         )
+
+    @property
+    def spent(self) -> Spending:
+        """What the rollout has cost until now, its tools' questions included."""
+        agent, tools = self.agent, self.tools.spent
+        tokens = agent.usage.prompt_tokens + agent.usage.completion_tokens
+        return Spending(agent.cost_usd + tools.cost_usd, tokens + tools.prompt_tokens + tools.completion_tokens)
+
+    @property
+    def asked(self) -> bool:
+        """Whether any request was answered: else the rollout may as well not have begun."""
+        return bool(self.agent.api_calls)
 
     def summary(self, row: Row) -> dict[str, Any]:
         """Return what the parent shows and counts of the row, so that it need not parse it."""

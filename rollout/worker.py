@@ -17,6 +17,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rollout.budget import Spending
 from rollout.controller import Seen
 from rollout.gate import Gate
 from rollout.messages import Failure
@@ -40,8 +41,11 @@ class Worker:
     writer: asyncio.StreamWriter
     stage: Stage | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    sessions: set[Session] = field(default_factory=set)
     gate: Gate = field(default_factory=Gate)
     _told: Seen = field(default_factory=Seen)
+    _spent: Spending = field(default_factory=Spending)  # by rollouts that are over
+    _told_spent: Spending = field(default_factory=Spending)
 
     async def serve(self) -> None:
         """Work until the socket closes."""
@@ -77,14 +81,21 @@ class Worker:
                 await asyncio.sleep(0)  # it begins: a task that is cancelled before that ends without a row
             case "pace":
                 self.gate.pace(**frame.header["pace"])
+            case "finish":
+                self.gate.close()
             case "stop":
                 await self._cancel_all()
 
     async def _run(self, sample: Sample, batch_num: int) -> None:
         assert self.stage is not None  # noqa: S101 - settings are the first frame
         session = Session(sample, batch_num, self.stage)
+        self.sessions.add(session)
         try:
-            self._send_row(session, await session.run())
+            row = await session.run()
+            if self.gate.closed and not session.asked:
+                self._send(Frame({"type": "unrun", "index": sample.index}))
+            else:
+                self._send_row(session, row)
         except asyncio.CancelledError:
             self._send_row(session, session.failed(Failure("interrupted", "the run was interrupted")))
         except MemoryError:
@@ -92,8 +103,13 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - one of the two places that record whatever goes wrong
             self.log("trace", f"prompt {sample.index}: {traceback.format_exc()}")
             self._send_row(session, session.failed(Failure("internal", f"{type(error).__name__}: {error}")))
+        finally:
+            self.sessions.discard(session)
 
     def _send_row(self, session: Session, row: Row) -> None:
+        self.sessions.discard(session)
+        self._spent += session.spent
+        self._tell_spent()
         header = {"type": "row", "index": session.sample.index, "summary": session.summary(row)}
         self._send(Frame(header, hidden(encode_row(row), session.stage.secrets)))
 
@@ -126,6 +142,16 @@ class Worker:
         if seen != self._told:
             self._told = seen
             self._send(Frame({"type": "seen", "seen": vars(seen)}))
+        self._tell_spent()
+
+    def _tell_spent(self) -> None:
+        """Tell the parent what this worker has spent in all, where that is bounded."""
+        if self.stage is None or not self.stage.config.bounds_spending:
+            return
+        spent = sum((session.spent for session in self.sessions), self._spent)
+        if spent != self._told_spent:
+            self._told_spent = spent
+            self._send(Frame({"type": "spent", "spent": vars(spent)}))
 
     async def _ping(self) -> None:
         while True:

@@ -44,6 +44,7 @@ FLAGS = {
     *("provider_sort", "max_tokens", "reasoning_effort", "reasoning_disabled", "ephemeral_system_prompt"),
     *("prefill_messages_file", "log_prefix_chars", "list_distributions", "clean"),
     *("sandbox", "concurrency", "seed", "keep_no_reasoning", "timeout_seconds"),
+    *("shard", "merge", "max_cost_usd", "max_total_tokens", "max_hours"),
 }
 
 # What is typed after good flags (or instead of the one that is named), and what is told.
@@ -82,6 +83,13 @@ MORE_MISTAKES: dict[str, tuple[str, ...]] = {
     "--seed=x": ("--seed=x", "integer"),
     "--timeout_seconds=0": ("--timeout_seconds=0", "greater than 0"),
     "--timeout_seconds=nan": ("--timeout_seconds=nan",),
+    "--shard=0/2": ("--shard=0/2: must be i/n with i from 1 to n, such as 1/4",),
+    "--shard=3/2": ("--shard=3/2: must be i/n",),
+    "--shard=1": ("--shard=1: must be i/n",),
+    "--shard=2/2": ("--shard=2/2: prompts.jsonl has only 1 samples",),
+    "--max_cost_usd=0": ("--max_cost_usd=0", "greater than 0"),
+    "--max_total_tokens=1.5": ("--max_total_tokens=1.5", "integer"),
+    "--max_hours=inf": ("--max_hours=inf", "finite"),
     "--provider_sort=cheap": ("--provider_sort=cheap is not known; choose from ", "'price'", "'latency'"),
     "--sandbox=dockr": ("--sandbox=dockr is not known; choose from ", "'bubblewrap'"),
     "--resume=maybe": ("--resume='maybe' is no switch value; write --resume, --resume=true or --resume=false",),

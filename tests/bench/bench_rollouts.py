@@ -1,10 +1,11 @@
 """CPU and time of one-tool rollouts against an endpoint that answers at once, as ratios in one run.
 
-    python -m tests.bench.bench_rollouts [--rollouts=200] [--original=PYTHON]
+    python -m tests.bench.bench_rollouts [--rollouts=200] [--original=PYTHON] [--other=COMMAND]
 
 Compares this program with the floor (tests/bench/floor.py) and, where ``--original`` names a Python that has the
 original installed (``pip install hermes-agent``), with the original's batch_runner on the same prompts and endpoint.
-Whole-process figures: user and system seconds of the process and all that it waited for.
+``--other`` is any other's command; see ``words``. Whole-process figures: user and system seconds of the process and all
+that it waited for.
 """
 
 from __future__ import annotations
@@ -12,16 +13,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.bench.endpoint import Served
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REPEATS = 3
-LIMIT_SECONDS = 400.0
+FLAGS = (
+    "--dataset_file={dataset} --batch_size={batch_size} --run_name=bench --distribution=terminal_only --model=bench "
+    "--base_url={base_url} --api_key=none"
+)
+OURS = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'batch_runner.py'))} {FLAGS} --sandbox=local"
+FLOOR = (
+    f"env PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -m tests.bench.floor "
+    "{base_url} {rollouts} {in_flight}"
+)
+ORIGINAL = "{python} -m batch_runner " + FLAGS + " --num_workers=4"
 
 
 @dataclass(frozen=True)
@@ -30,96 +45,116 @@ class Cost:
 
     cpu_seconds: float
     wall_seconds: float
+    started: float  # monotonic
 
 
-def measured(command: list[str], cwd: Path, env: dict[str, str]) -> Cost:
-    """Run a command to its end; the best of nothing is taken: this is one run."""
-    started = time.monotonic()
-    with (cwd / "output.txt").open("wb") as output:
-        process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{command[:3]} ended with {process.returncode}:\n{(cwd / 'output.txt').read_text()[-2000:]}")
-    return Cost(usage.ru_utime + usage.ru_stime, time.monotonic() - started)
+@dataclass
+class Endpoint:
+    """The endpoint in a process of its own; ``served`` is there once it has ended."""
+
+    base_url: str
+    pid: int
+    served: Served = field(default_factory=Served)
 
 
-def flags(base_url: str, run_name: str, rollouts: int) -> list[str]:
-    """Return the flags both batch runners take."""
-    return [
-        "--dataset_file=prompts.jsonl",
-        f"--batch_size={max(rollouts // 20, 1)}",
-        f"--run_name={run_name}",
-        "--distribution=terminal_only",
-        "--model=bench",
-        f"--base_url={base_url}",
-        "--api_key=none",
-        "--num_workers=4",
-    ]
-
-
-def commands(base_url: str, rollouts: int, original: str | None) -> dict[str, list[str]]:
-    """Return what is measured, by name."""
-    ours = [sys.executable, str(ROOT / "batch_runner.py"), *flags(base_url, "ours", rollouts), "--sandbox=local"]
-    floor = [sys.executable, "-m", "tests.bench.floor", base_url, str(rollouts)]
-    found = {"floor": floor, "this program": ours}
-    if original:
-        found["original"] = [original, "-m", "batch_runner", *flags(base_url, "original", rollouts)]
-    return found
-
-
-def run(rollouts: int, original: str | None) -> dict[str, list[Cost]]:
-    """Measure each command in turn, several times; the original once."""
-    costs: dict[str, list[Cost]] = {}
+@contextmanager
+def serving(delay: str = "none") -> Iterator[Endpoint]:
+    """Run the endpoint meanwhile."""
     pipe = subprocess.PIPE
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.endpoint"], cwd=ROOT, stdin=pipe, stdout=pipe, text=True
-    )
-    with server:
-        assert server.stdout
-        base_url = server.stdout.readline().strip()
-        for repeat in range(REPEATS):
-            for name, command in commands(base_url, rollouts, original).items():
-                if name == "original" and repeat:
-                    continue
-                with tempfile.TemporaryDirectory() as folder:
-                    place = Path(folder)
-                    lines = [json.dumps({"prompt": f"say hello, number {number}"}) for number in range(rollouts)]
-                    (place / "prompts.jsonl").write_text("\n".join(lines))
-                    env = {**os.environ, "HOME": folder, "TERMINAL_ENV": "local"}
-                    if name == "floor":
-                        env["PYTHONPATH"] = str(ROOT)
-                    costs.setdefault(name, []).append(measured(command, place, env))
+    words = [sys.executable, "-m", "tests.bench.endpoint", delay]
+    with subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as server:
         assert server.stdin
-        server.stdin.close()
-    return costs
+        assert server.stdout
+        endpoint = Endpoint(server.stdout.readline().strip(), server.pid)
+        try:
+            yield endpoint
+        finally:
+            server.stdin.close()
+            if told := server.stdout.read():
+                endpoint.served = Served(**json.loads(told))
 
 
-def table(costs: dict[str, list[Cost]], rollouts: int) -> str:
-    """Return the medians, and their ratios to this program's."""
-    medians = {
-        name: Cost(
-            sorted(cost.cpu_seconds for cost in measured)[len(measured) // 2],
-            sorted(cost.wall_seconds for cost in measured)[len(measured) // 2],
-        )
-        for name, measured in costs.items()
+def words(command: str, base_url: str, rollouts: int, in_flight: int) -> list[str]:
+    """Return a command's words, with {base_url}, {dataset}, {rollouts}, {in_flight} and {batch_size} filled in."""
+    values = {
+        "base_url": base_url,
+        "dataset": "prompts.jsonl",
+        "rollouts": rollouts,
+        "in_flight": in_flight,
+        "batch_size": max(rollouts // 20, 1),
     }
-    ours = medians["this program"]
+    for name, value in values.items():
+        command = command.replace(f"{{{name}}}", str(value))
+    return shlex.split(command)
+
+
+def measured(command: str, base_url: str, rollouts: int, in_flight: int) -> Cost:
+    """Run a command over so many prompts, in a folder of its own, to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        lines = [json.dumps({"prompt": f"say hello, number {number}"}) for number in range(rollouts)]
+        (place / "prompts.jsonl").write_text("\n".join(lines))
+        asked = words(command, base_url, rollouts, in_flight)
+        env = {**os.environ, "HOME": folder, "TERMINAL_ENV": "local"}
+        started = time.monotonic()
+        with (place / "output.txt").open("wb") as output:
+            process = subprocess.Popen(
+                asked, cwd=place, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said = (place / "output.txt").read_text(errors="replace")[-2000:]
+            raise SystemExit(f"{shlex.join(asked)} ended with {process.returncode}:\n{said}")
+        return Cost(usage.ru_utime + usage.ru_stime, time.monotonic() - started, started)
+
+
+def run(rollouts: int, others: dict[str, str], repeats: int = REPEATS) -> dict[str, Cost]:
+    """Measure each command in turn, several times, others once; return the medians by name."""
+    costs: dict[str, list[Cost]] = {}
+    with serving() as endpoint:
+        for repeat in range(repeats):
+            for name, command in {"floor": FLOOR, "this program": OURS, **others}.items():
+                if name in others and repeat:
+                    continue
+                costs.setdefault(name, []).append(measured(command, endpoint.base_url, rollouts, 32))
+    return {name: sorted(all_, key=lambda cost: cost.cpu_seconds)[len(all_) // 2] for name, all_ in costs.items()}
+
+
+def table(costs: dict[str, Cost], rollouts: int) -> str:
+    """Return the costs, and their ratios to this program's."""
+    ours = costs["this program"]
     lines = [f"{rollouts} rollouts: {'CPU':>8} {'wall':>8} {'CPU each':>10} {'CPU ratio':>10} {'wall ratio':>10}"]
-    for name, cost in medians.items():
+    for name, cost in costs.items():
         each = 1000 * cost.cpu_seconds / rollouts
         ratios = f"{cost.cpu_seconds / ours.cpu_seconds:>9.2f}x {cost.wall_seconds / ours.wall_seconds:>9.2f}x"
         lines.append(f"{name:<13} {cost.cpu_seconds:>7.2f}s {cost.wall_seconds:>7.2f}s {each:>8.1f}ms {ratios}")
     return "\n".join(lines)
 
 
+def add_others(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name other batch runners."""
+    parser.add_argument("--original", help="a Python that has hermes-agent installed")
+    parser.add_argument(
+        "--other", help="command of another batch runner; {base_url}, {dataset}, {in_flight} are filled in"
+    )
+
+
+def others_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the commands of other batch runners by name."""
+    found = {"other": arguments.other} if arguments.other else {}
+    if arguments.original:
+        found["original"] = ORIGINAL.replace("{python}", shlex.quote(arguments.original))
+    return found
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=200)
-    parser.add_argument("--original", help="a Python that has hermes-agent installed")
+    add_others(parser)
     arguments = parser.parse_args()
-    print(table(run(arguments.rollouts, arguments.original), arguments.rollouts))
+    print(table(run(arguments.rollouts, others_of(arguments)), arguments.rollouts))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,18 +38,31 @@ CHANCE = random.Random(0)
 TEXTS = [" ".join(CHANCE.choices([f"word{number}" for number in range(5000)], k=220)) for _ in range(1000)]
 
 
+FIGURES: dict[str, Figure] = {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=200_000, help="lines of the dataset, 2 kB each")
     parser.add_argument("--rows", type=int, default=20_000, help="rows of the run, 10 kB each")
     parser.add_argument("--folder", type=Path, help="where the files go for the time of the run")
     options = parser.parse_args()
-    show(f"{'':22} {'MB':>8} {'seconds':>8} {'CPU s':>8} {'MB/s':>8} {'x json':>8} {'peak MB':>8}")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         bench(Path(folder), options.samples, min(options.rows, options.samples))
 
 
-def bench(folder: Path, samples: int, rows: int) -> None:
+@dataclass(frozen=True)
+class Figure:
+    """What one pass over files took."""
+
+    mb_per_second: float
+    to_json: float  # CPU time of json.loads over the same lines, to this one's
+
+
+def bench(folder: Path, samples: int, rows: int) -> dict[str, Figure]:
+    """Measure all passes, print a line for each, and return them by name."""
+    show(f"{'':22} {'MB':>8} {'seconds':>8} {'CPU s':>8} {'MB/s':>8} {'x json':>8} {'peak MB':>8}")
+    FIGURES.clear()
     path = folder / "prompts.jsonl"
     with path.open("wb") as file:
         file.writelines(dataset_lines(samples))
@@ -61,6 +74,7 @@ def bench(folder: Path, samples: int, rows: int) -> None:
         write_rows(run_dir, dataset, rows)
         show(f"append, fsync per {BATCH_SIZE:<4} {(time.perf_counter() - started) / rows * 1e6:.0f} us a row")
         bench_folder(run_dir, dataset, rows)
+    return dict(FIGURES)
 
 
 def bench_folder(run_dir: RunDir, dataset: Dataset, rows: int) -> None:
@@ -146,6 +160,7 @@ def measured(name: str, size: int, yardstick: float) -> Iterator[None]:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     speed = size / wall / 1e6
+    FIGURES[name] = Figure(speed, yardstick / cpu)
     show(f"{name:22} {size / 1e6:8.0f} {wall:8.2f} {cpu:8.2f} {speed:8.0f} {yardstick / cpu:8.2f} {peak_mb:8.0f}")
 
 

@@ -1,6 +1,10 @@
 """An endpoint that costs next to nothing: one terminal call, then a final answer, plain or streamed as asked.
 
-python -m tests.bench.endpoint        prints its base_url, ends when its stdin does
+    python -m tests.bench.endpoint [none | constant | spread | heavy]
+
+Prints its base_url; when its stdin ends, prints what it saw (``Served``) as JSON and ends. Answers come at once, after
+a second, after half to one and a half, or after a log-normal time with a mean of one second that is cut at twenty;
+drawn by prompt and turn, so that whoever asks the same waits as long.
 """
 
 from __future__ import annotations
@@ -8,12 +12,63 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
+from dataclasses import asdict, dataclass, field
+from math import exp
+from random import Random
 from typing import Any
 
 from aiohttp import web
 
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 20, "total_tokens": 1020}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "echo hello"}'}}
+HEAVY_MOST_SECONDS = 20.0
+
+
+@dataclass
+class Served:
+    """What the endpoint saw, times in monotonic seconds of this machine."""
+
+    first: float = 0.0  # request
+    last: float = 0.0  # answer
+    waits: dict[str, float] = field(
+        default_factory=dict
+    )  # seconds in all, by prompt, in the order they were first seen
+
+
+def drawn(kind: str, key: str) -> float:
+    """Return the seconds that an answer takes."""
+    chance = Random(key)
+    match kind:
+        case "constant":
+            return 1.0
+        case "spread":
+            return chance.uniform(0.5, 1.5)
+        case "heavy":
+            return min(exp(chance.gauss(-0.5, 1.0)), HEAVY_MOST_SECONDS)
+    return 0.0
+
+
+class Delays:
+    """Lets requests wait, and keeps count."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.served = Served()
+
+    async def wait(self, asked: dict[str, Any]) -> None:
+        served = self.served
+        served.first = served.first or time.monotonic()
+        prompt = str(next((each["content"] for each in asked["messages"] if each["role"] == "user"), ""))
+        answers = sum(each["role"] == "assistant" for each in asked["messages"])
+        if self.kind != "none":
+            seconds = drawn(self.kind, f"{prompt}\0{answers}")
+            served.waits[prompt] = served.waits.get(prompt, 0.0) + seconds
+            await asyncio.sleep(seconds)
+        served.last = time.monotonic()
+
+
+DELAYS = web.AppKey("delays", Delays)
 
 
 def _message(asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -38,6 +93,7 @@ def _chunks(message: dict[str, Any], finish_reason: str) -> bytes:
 
 async def complete(request: web.Request) -> web.Response:
     asked = await request.json()
+    await request.app[DELAYS].wait(asked)
     message, finish_reason = _message(asked)
     if asked.get("stream"):
         return web.Response(body=_chunks(message, finish_reason), content_type="text/event-stream")
@@ -49,8 +105,9 @@ async def models(_: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "bench", "object": "model", "context_length": 131072}]})
 
 
-async def serve() -> None:
+async def serve(kind: str) -> None:
     app = web.Application(client_max_size=1 << 28)
+    delays = app[DELAYS] = Delays(kind)
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app, access_log=None)
@@ -59,8 +116,9 @@ async def serve() -> None:
     await site.start()
     print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
     await asyncio.to_thread(sys.stdin.read)
+    print(json.dumps(asdict(delays.served)), flush=True)
     await runner.cleanup()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run(serve(sys.argv[1] if len(sys.argv) > 1 else "none"))

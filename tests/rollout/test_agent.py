@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.agent import MAX_STRIKES, SUMMARY_REQUEST, Agent, AgentLimits, AgentResult
-from rollout.chat_model import ContextOverflowError, ModelError
+from rollout.chat_model import ContextOverflowError, GateClosedError, ModelError
 from rollout.messages import (
     AssistantMessage,
     Failure,
@@ -378,3 +378,12 @@ def test_log_lines_are_short() -> None:
     script = Script([calls(call(command="echo\n" + "x" * 500)), says_text("done")])
     asyncio.run(Agent("do it", script, Tools(), AgentLimits(log_prefix_chars=20), lines.append).run())
     assert lines == ['-> terminal {"command":"echo\\nx…', '<- terminal {"output": "termina…']
+
+
+def test_when_nothing_is_asked_any_more_what_there_is_stays() -> None:
+    result, _ = run(calls(call()), GateClosedError())
+    assert (result.stop_reason, result.partial, result.failure) == ("budget", True, None)
+    assert isinstance(result.messages[-1], ToolMessage)
+    no_answer, _ = run(says_text(""), GateClosedError())
+    assert no_answer.failure
+    assert (no_answer.failure.kind, no_answer.api_calls) == ("interrupted", 1)

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.gate import Gate
+from rollout.gate import Gate, GateClosedError
 from rollout.pool import shares
 
 
@@ -113,3 +113,22 @@ def test_places_are_shared_by_what_is_wanted(places: int, wanted: list[int]) -> 
     given_out = shares(places, wanted)
     assert sum(given_out) == min(places, sum(wanted))
     assert all(share <= want for share, want in zip(given_out, wanted, strict=True))
+
+
+def test_once_closed_it_lets_nobody_through_but_what_is_under_way_is_answered() -> None:
+    async def run() -> tuple[list[object], float]:
+        gate = Gate()
+        gate.pace(1, inf, 0.0)
+        tasks = [asyncio.create_task(request(gate, 0.05)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        tasks[2].cancel()
+        gate.close()
+        started = time.monotonic()
+        await gate.pause(60)
+        paused = time.monotonic() - started
+        ends = await asyncio.gather(*tasks, request(gate), return_exceptions=True)
+        return [type(end) for end in ends], paused
+
+    ends, paused = asyncio.run(run())
+    assert ends == [type(None), GateClosedError, asyncio.CancelledError, GateClosedError]
+    assert paused < 5

@@ -144,6 +144,7 @@ def test_the_summary_has_what_a_run_watches() -> None:
     failed = build_row(Sample(1, "q"), Ended(failure=Failure("auth", "401")), FACTS)
     assert summary(failed) == {
         "outcome": "failed",
+        "stop_reason": "stop",
         "error_kind": "auth",
         "error_message": "401",
         "cost_usd": 0.25,

@@ -1,0 +1,131 @@
+"""Many rollouts in flight at an endpoint that takes a second to answer: how near the ideal time, how much memory.
+
+``python -m tests.bench.bench_in_flight [--in_flight=256] [--original=PYTHON] [--other=COMMAND]``
+
+* Efficiency: the ideal time (a rollout takes but its delays, and the next begins in the place of the first that ends)
+  to the time from the first request to the last answer. Starting and ending are not in it.
+* Start-up: from the start of the process to its first request.
+* Memory of a rollout in flight: what the command's processes hold (PSS, the median over the run) beyond what they hold
+  with hardly any in flight.
+
+Four times as many rollouts as are in flight; each is one terminal call, that is two requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import os
+import statistics
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.bench_rollouts import FLOOR, OURS, add_others, measured, others_of, serving
+from tests.program import descendants
+
+DELAYS = ("constant", "spread", "heavy")
+ROLLOUTS_PER_PLACE = 4
+FEW = 2
+SAMPLE_SECONDS = 0.4
+Command = Callable[[int], str]  # of so many in flight
+
+
+@dataclass(frozen=True)
+class Flight:
+    """One run of a command."""
+
+    efficiency: float
+    busy: float  # of this machine's processors, by the command
+    start_seconds: float
+    memory_mb: float
+
+
+def ours(in_flight: int) -> str:
+    workers = min(os.cpu_count() or 1, in_flight)
+    return f"{OURS} --num_workers={workers} --concurrency={-(-in_flight // workers)}"
+
+
+def commands(others: dict[str, str]) -> dict[str, Command]:
+    """Return what is measured, by name."""
+
+    def always(command: str) -> Command:
+        return lambda _: command
+
+    return {"this program": ours, "floor": always(FLOOR), **{name: always(text) for name, text in others.items()}}
+
+
+def fly(command: Command, in_flight: int, delay: str) -> Flight:
+    """Run a command once."""
+    rollouts = ROLLOUTS_PER_PLACE * in_flight
+    with serving(delay) as endpoint, sampled({endpoint.pid}) as samples:
+        cost = measured(command(in_flight), endpoint.base_url, rollouts, in_flight)
+    served = endpoint.served
+    return Flight(
+        efficiency=ideal_seconds(served.waits.values(), in_flight) / (served.last - served.first),
+        busy=cost.cpu_seconds / cost.wall_seconds / (os.cpu_count() or 1),
+        start_seconds=served.first - cost.started,
+        memory_mb=statistics.median(samples) if samples else 0.0,
+    )
+
+
+def ideal_seconds(rollouts: Iterable[float], in_flight: int) -> float:
+    """Return how long rollouts of these seconds take, begun in this order, so many at once."""
+    ends = [0.0] * in_flight
+    for seconds in rollouts:
+        heapq.heapreplace(ends, ends[0] + seconds)
+    return max(ends)
+
+
+def memory_each(command: Command, flight: Flight, in_flight: int) -> float:
+    """Return the megabytes that one more rollout in flight takes."""
+    few = fly(command, FEW, "constant")
+    return (flight.memory_mb - few.memory_mb) / (in_flight - FEW)
+
+
+@contextmanager
+def sampled(not_these: set[int]) -> Iterator[list[float]]:
+    """Look again and again at the megabytes of all processes that this one has started, but for some."""
+    samples: list[float] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(SAMPLE_SECONDS):
+            if pids := set(descendants(os.getpid())) - not_these:
+                samples.append(sum(map(pss_mb, pids)))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
+
+
+def pss_mb(pid: int) -> float:
+    """Return a process's share of memory; 0.0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--in_flight", type=int, default=256)
+    add_others(parser)
+    options = parser.parse_args()
+    print(f"{options.in_flight} in flight: {'delays':>10} {'efficiency':>11} {'CPUs busy':>10} {'start':>7}")
+    for name, command in commands(others_of(options)).items():
+        for delay in DELAYS:
+            flight = fly(command, options.in_flight, delay)
+            shown = f"{delay:>10} {flight.efficiency:>11.1%} {flight.busy:>10.0%} {flight.start_seconds:>6.2f}s"
+            print(f"{name:<14} {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
