@@ -235,6 +235,7 @@ def launch(engine: str, command: list[str]) -> str:
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
+            cwd=STATE,  # some leave notes of what ran out of memory where they were started
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
