@@ -57,6 +57,7 @@ from rollout.leg import Leg
 from rollout.menu import distributions_text
 from rollout.merge import TRAJECTORIES, MergeRules
 from rollout.original_rows import complete_row
+from rollout.pacer import Pacer
 from rollout.pool import Pool, PoolError
 from rollout.preflight import Plan, PreflightError, prepare
 from rollout.report import EXIT_DONE, EXIT_INCOMPLETE, RunReport, render
@@ -218,7 +219,7 @@ class BatchRunner:
                 settings,
                 num_workers=workers,
                 per_worker=per_worker,
-                controller=controller,
+                pacer=Pacer(controller) if controller else None,
                 on_log=lambda line: self.console.log(line["level"], line["text"]),
                 interrupt=self.interrupt,
                 watch=endpoint.death if endpoint else str,

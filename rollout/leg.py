@@ -173,7 +173,8 @@ class Leg:
             self.console.log("warning", f"{text}; --max_total_tokens does")
 
     def _words(self, pool: Pool) -> str:
-        words = [f"{pool.in_flight} in flight" + (f" ({pool.pace_words})" if pool.pace_words else "")]
+        pace = pool.pacer.words if pool.pacer else ""
+        words = [f"{pool.in_flight} in flight" + (f" ({pace})" if pace else "")]
         words += [f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items() if name != "completed"]
         if self.cost_usd and self.config.max_cost_usd is None:
             words.append(f"${self.cost_usd:,.2f}")

@@ -17,17 +17,16 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from math import inf
 from typing import IO, Any, Self
 
 from rollout.budget import Spending
-from rollout.controller import Controller, Host, Pace, Seen
-from rollout.host import look
+from rollout.controller import Seen
 from rollout.interrupt import Interrupt
 from rollout.messages import Failure
+from rollout.pacer import PACE_SECONDS, Pacer
 from rollout.samples import Sample
 from rollout.spawner import Spawner
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
@@ -35,9 +34,6 @@ from rollout.wire import READ_BYTES, Frame, FrameBuffer
 SILENCE_SECONDS = 30.0  # a worker that says nothing for so long is stuck; it says something every few seconds
 START_SECONDS = 180.0  # the same for its first word: importing on a machine that is short of everything
 STOP_SECONDS = 4.0  # what cancelled rollouts get to clean up before their worker is killed
-PACE_SECONDS = 0.2  # between two decisions of the controller
-HOST_SECONDS = 1.0  # between two looks at the machine
-MAX_PER_SECOND = 1e6  # as good as no limit, and a number in JSON
 _MAX_PAUSE_SECONDS = 2.0  # between two looks at the workers, when nothing keeps this process from looking
 _MAX_STILLBORN = 10  # attempts in a row to start workers, none of which ever says a word
 
@@ -75,7 +71,6 @@ class _Worker:
     unsent: bytearray = field(default_factory=bytearray)
     pid: int = 0
     spoke: bool = False
-    pace: dict[str, float] = field(default_factory=dict)  # the latest it was told
     silent_seconds: float = 0.0  # of the time that the parent was awake and listening
 
     def fileno(self) -> int:
@@ -91,7 +86,7 @@ class Pool:
     per_worker: int  # rollouts in flight at most, whatever the controller says
     on_log: Callable[[dict[str, Any]], None]  # a worker's log line: {"level", "text"}
     interrupt: Interrupt = field(default_factory=Interrupt)
-    controller: Controller | None = None  # says how many rollouts and requests there may be in all; None: any number
+    pacer: Pacer | None = None  # says how many rollouts and requests there may be in all; None: any number
     watch: Callable[[], str] = str  # asked every second: why nothing can come of it any more; "" while something can
     log_file: IO[bytes] | int = subprocess.DEVNULL  # where dying workers' last words go
     stopped: bool = False  # set by stop(): nothing more is dispatched
@@ -105,10 +100,6 @@ class Pool:
     _failed_attempt: int = 0
     _stillborn: int = 0  # failed attempts in a row
     _listened_at: float = field(default_factory=time.monotonic)
-    _pace: Pace | None = None
-    _paced_at: float = -inf
-    _host: Host = field(default_factory=Host)
-    _looked_at: float = -inf
     _spent: dict[int, Spending] = field(default_factory=dict)  # by worker number, of dead ones too
 
     def __enter__(self) -> Self:
@@ -164,22 +155,15 @@ class Pool:
         while not self.interrupt.count:
             if reason := self.watch():
                 raise PoolError(reason)
-            self._keep_pace()
+            self._tell_pace()
             if not self.stopped:
                 self._attempts += 1
                 self._dispatch()
                 self._dispatch_suspects()
             if not self.in_flight and (self.stopped or not (self._pending or self._suspects)):
                 return
-            yield self._wait(timeout_seconds=PACE_SECONDS if self.controller else 1.0)
+            yield self._wait(timeout_seconds=PACE_SECONDS if self.pacer else 1.0)
         yield from self._cancel_all()
-
-    @property
-    def pace_words(self) -> str:
-        """What the controller holds back, and why; "" when nothing."""
-        if not self._pace or not self._pace.why:
-            return ""
-        return f"at most {self._pace.rollouts}: {self._pace.why}"
 
     @property
     def _may_spawn(self) -> bool:
@@ -188,7 +172,7 @@ class Pool:
 
     def _dispatch(self) -> None:
         crew = [worker for worker in self._workers.values() if not worker.solo]
-        while self._pending and not (self._pace and self.in_flight >= self._pace.rollouts):
+        while self._pending and (self.pacer is None or self.pacer.allows(self.in_flight)):
             worker = min(crew, key=lambda each: len(each.jobs), default=None)
             if self._may_spawn and (worker is None or (worker.jobs and len(crew) < self.num_workers)):
                 worker = self._spawn(solo=False)
@@ -266,8 +250,8 @@ class Pool:
                 worker.pid = frame.header["pid"]
                 if not worker.spoke:
                     worker.spoke, self._stillborn = True, 0
-            case "seen":
-                self._see(worker, Seen(**frame.header["seen"]))
+            case "seen" if self.pacer:
+                self.pacer.seen(worker.number, Seen(**frame.header["seen"]))
             case "spent":
                 self._spent[worker.number] = Spending(**frame.header["spent"])
             case "unrun":
@@ -328,37 +312,15 @@ class Pool:
         self._send(worker, self.settings)
         return worker
 
-    def _see(self, worker: _Worker, seen: Seen) -> None:
-        if self.controller:
-            self.controller.seen(worker.number, seen, time.monotonic())
-            if seen.refused:
-                self._paced_at = -inf  # what is on its way must not be refused as well
-
-    def _keep_pace(self) -> None:
-        """Ask the controller, and tell each worker its share: by the rollouts it has."""
-        now = time.monotonic()
-        if not self.controller or now - self._paced_at < PACE_SECONDS:
-            return
-        self._paced_at = now
-        if now - self._looked_at >= HOST_SECONDS:
-            self._host, self._looked_at = look(), now
-        pace = self._pace = self.controller.decide(self.in_flight, self._host, now)
-        busy = [worker for worker in self._workers.values() if worker.jobs]
-        places = shares(round(pace.requests), [len(worker.jobs) for worker in busy])
-        for worker, requests in zip(busy, places, strict=True):
-            part = len(worker.jobs) / self.in_flight
-            told = {
-                "requests": requests,
-                "per_second": min(pace.per_second * part, MAX_PER_SECOND),
-                "not_before": max(pace.not_before, 0.0),
-            }
-            if told != worker.pace:
-                worker.pace = told
-                self._send(worker, Frame({"type": "pace", "pace": told}))
+    def _tell_pace(self) -> None:
+        if self.pacer:
+            rollouts = {worker.number: len(worker.jobs) for worker in self._workers.values()}
+            for number, share in self.pacer.news(rollouts).items():
+                self._send(self._workers[number], Frame({"type": "pace", "pace": share}))
 
     def _forget(self, worker: _Worker) -> None:
-        if self.controller:
-            self.controller.gone(worker.number)
+        if self.pacer:
+            self.pacer.gone(worker.number)
         if self._workers.pop(worker.number, None):
             self._selector.unregister(worker)
             worker.socket.close()
@@ -388,19 +350,6 @@ class Pool:
         for worker in list(self._workers.values()):
             if worker.jobs:
                 _kill(worker)
-
-
-def shares(places: int, wanted: Sequence[int]) -> list[int]:
-    """Divide places in proportion to what is wanted, and give nobody more than that unless there is enough for all."""
-    total = sum(wanted)
-    if places >= total:
-        return list(wanted)
-    exact = [places * want / total for want in wanted]
-    given = [int(share) for share in exact]
-    most_left = sorted(range(len(wanted)), key=lambda number: given[number] - exact[number])
-    for number in most_left[: places - sum(given)]:
-        given[number] += 1
-    return given
 
 
 def _kill(worker: _Worker) -> None:

@@ -1,0 +1,84 @@
+"""The controller's place in the pool: it hears of every worker, and each worker hears of its share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+from rollout.controller import Controller, Host, Pace, Seen
+from rollout.host import look
+
+PACE_SECONDS = 0.2  # between two decisions of the controller
+HOST_SECONDS = 1.0  # between two looks at the machine
+_MAX_PER_SECOND = 1e6  # as good as no limit, and a number in JSON
+Share = dict[str, float]  # what Gate.pace() takes
+
+
+@dataclass
+class Pacer:
+    """Workers are named by numbers."""
+
+    controller: Controller
+    _pace: Pace | None = None
+    _paced_at: float = -inf
+    _host: Host = field(default_factory=Host)
+    _looked_at: float = -inf
+    _told: dict[int, Share] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """What is held back, and why; "" when nothing."""
+        return f"at most {self._pace.rollouts}: {self._pace.why}" if self._pace and self._pace.why else ""
+
+    def allows(self, rollouts: int) -> bool:
+        """Tell whether one more may run beside so many."""
+        return self._pace is None or rollouts < self._pace.rollouts
+
+    def seen(self, worker: int, seen: Seen) -> None:
+        """Take a worker's report."""
+        self.controller.seen(worker, seen, time.monotonic())
+        if seen.refused:
+            self._paced_at = -inf  # what is on its way must not be refused as well
+
+    def gone(self, worker: int) -> None:
+        """Forget a worker."""
+        self.controller.gone(worker)
+        self._told.pop(worker, None)
+
+    def news(self, rollouts: Mapping[int, int]) -> dict[int, Share]:
+        """Decide when it is time, given how many rollouts each worker has; return the shares that have changed."""
+        now = time.monotonic()
+        if now - self._paced_at < PACE_SECONDS:
+            return {}
+        self._paced_at = now
+        if now - self._looked_at >= HOST_SECONDS:
+            self._host, self._looked_at = look(), now
+        running = sum(rollouts.values())
+        pace = self._pace = self.controller.decide(running, self._host, now)
+        busy = {worker: count for worker, count in rollouts.items() if count}
+        shares = {
+            worker: {
+                "requests": places,
+                "per_second": min(pace.per_second * busy[worker] / running, _MAX_PER_SECOND),
+                "not_before": max(pace.not_before, 0.0),
+            }
+            for worker, places in zip(busy, divided(round(pace.requests), list(busy.values())), strict=True)
+        }
+        changed = {worker: share for worker, share in shares.items() if self._told.get(worker) != share}
+        self._told |= changed
+        return changed
+
+
+def divided(places: int, wanted: Sequence[int]) -> list[int]:
+    """Divide places in proportion to what is wanted; where there is enough, everybody gets at least that."""
+    total = sum(wanted)
+    if places >= total:
+        return [ceil(places * want / total) for want in wanted]
+    exact = [places * want / total for want in wanted]
+    given = [int(share) for share in exact]
+    most_left = sorted(range(len(wanted)), key=lambda number: given[number] - exact[number])
+    for number in most_left[: places - sum(given)]:
+        given[number] += 1
+    return given
