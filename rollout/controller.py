@@ -26,6 +26,7 @@ _RATE_SECONDS = 10.0  # over which requests are counted: endpoints save up what 
 _SOON_SECONDS = 1.0  # a refusal so soon after a cut means that the limit is far below
 _TELLING_SPREAD = 0.7  # the bound that was met at always the same place is the true one, the other is left alone
 _TELLING_TIMES = 3
+_FEW = 4  # open requests
 _OPEN_SECONDS = 30.0  # as many open requests as were taken so recently are not what an endpoint minds
 _START_FACTOR = 1.5  # of growth while no limit is known
 _MIN_STEP_SECONDS = 0.5
@@ -174,8 +175,8 @@ class Controller:
 
     def _cut(self, now: float) -> None:
         again = now - self._cut_at < _SOON_SECONDS
-        seconds = _RATE_SECONDS if self._rate.known else 2 * _SOON_SECONDS  # at first it rose until now
-        per_second = _per_second(self._accepted, max(now - seconds, self._cut_at), now)
+        since = max(now - _RATE_SECONDS, self._cut_at) if self._rate.known else now - 2 * _SOON_SECONDS
+        per_second = _per_second(self._accepted, since, now)
         most_open = self._most_open()
         taken_before = most_open < _USED * max(most for _, most in self._taken)
         if again:
@@ -184,7 +185,9 @@ class Controller:
         open_spread, rate_spread = (_spread(values) for values in zip(*self._met, strict=True))
         if not taken_before and open_spread <= rate_spread / _TELLING_SPREAD:
             self._requests.cut(most_open, again=again)
-        if rate_spread <= open_spread / _TELLING_SPREAD:
+        # Open requests bound the rate as well, so they are cut first, unless they are too few to be cut by a little.
+        needed = self._rate.known or again or taken_before or most_open < _FEW
+        if needed and rate_spread <= open_spread / _TELLING_SPREAD:
             self._rate.cut(per_second, again=again)
         self._cut_at = now
         self._why = "the endpoint's limit"
