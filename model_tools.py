@@ -204,7 +204,10 @@ class Toolbox:
             self.masked += count
             return shown
 
-        return bounded_json(_map_texts(result, masked), self._context.limits.max_result_chars)
+        try:
+            return bounded_json(_map_texts(result, masked), self._context.limits.max_result_chars)
+        except RecursionError:
+            return _dumps({"error": "the result was nested too deeply to be shown"})
 
 
 def bounded_json(result: JsonObject, max_chars: int) -> str:
@@ -221,6 +224,7 @@ def bounded_json(result: JsonObject, max_chars: int) -> str:
 
 
 _MAX_NAME_CHARS = 100
+_GRACE_SECONDS = 3.0  # for a tool to clean up when it is given up
 _WHOLE_OBJECT_KEYS = 20  # an object of so few keys is a record, and keeps them all
 _AROUND = re.compile(
     r"^(?:functions?|tools?|default_api)(?:\.|::?|/|_)"  # a namespace in front
@@ -235,13 +239,25 @@ def _spelling(name: str) -> str:
 
 
 async def _within(seconds: float, work: Awaitable[JsonObject]) -> JsonObject:
+    """Return what a tool returns. It runs in a task of its own, for one that will not be cancelled is left behind."""
+    task = asyncio.ensure_future(work)
     try:
-        async with asyncio.timeout(seconds) as clock:
-            return await work
-    except TimeoutError:
-        if not clock.expired():
-            raise
-        raise ToolError(f"The tool did not answer within {seconds:g} seconds and was given up") from None
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _give_up(task)
+        raise
+    if not task.done():
+        await _give_up(task)
+        raise ToolError(f"The tool did not answer within {seconds:g} seconds and was given up")
+    if task.cancelled():
+        raise ToolError("The tool cancelled itself")
+    return task.result()
+
+
+async def _give_up(task: asyncio.Future[JsonObject]) -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
+    task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody asks for it any more
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

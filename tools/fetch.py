@@ -189,10 +189,10 @@ def _web_url(text: str, base: URL | None = None) -> URL:
     """Return an absolute http(s) URL without user, password and fragment. Raises FetchError."""
     try:
         url = base.join(URL(text)) if base else URL(text)
-        port = url.port
+        port, host = url.port, url.host  # of which the name is decoded only now
     except ValueError as error:
         raise FetchError(f"not a valid URL: {_line(error)}") from None
-    if url.scheme not in ("http", "https") or not url.host or not port:
+    if url.scheme not in ("http", "https") or not host or not port:
         raise FetchError(f"only http and https URLs can be fetched, not {text[:200]!r}")
     return url.with_user(None).with_fragment(None)
 

@@ -7,6 +7,7 @@ worker, not in the sandbox, and is trusted like the program itself; it must awai
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -128,7 +129,9 @@ def _user_code(path: str, may_raise: tuple[type[Exception], ...] = ()) -> Iterat
         yield
     except may_raise:
         raise
-    except (Exception, SystemExit) as error:  # whatever strangers' code raises must end nothing here
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # whatever strangers' code raises must end nothing here
         raise _user_code_error(error, path) from error
 
 
@@ -136,8 +139,13 @@ def _user_code_error(error: BaseException, path: str) -> _UserCodeError:
     if isinstance(error, SyntaxError) and error.lineno:
         return _UserCodeError(f"SyntaxError: {error.msg}", f"{error.filename}:{error.lineno}")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    message = f"{type(error).__name__}: {' '.join(_said(error).split())}".removesuffix(": ")
     return _UserCodeError(message, f"{path}:{lines[-1]}" if lines else path)
+
+
+def _said(error: BaseException) -> str:
+    """Return an error's text, which strangers' code makes too and may fail at."""
+    return "".join(traceback.format_exception_only(error)).partition(": ")[2]
 
 
 def _guarded(tool: Tool, path: str) -> ToolFunction:

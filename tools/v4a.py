@@ -202,6 +202,8 @@ def _chosen(found: Found, hunk: Hunk) -> Span:
     """Return the place of a hunk that its anchors, or the end of the file, leave over."""
     spans = [span for span in found.spans if not hunk.at_end or span[1] == len(found.view.text)] or list(found.spans)
     below = _below(found.view.lines, hunk.anchors)
+    if hunk.anchors and not below:
+        raise MatchError(f'"@@ {hunk.anchors[-1]}" is not in the file; quote a line of it, or leave it out')
     if below:
         firsts = (next((span for span in spans if found.view.line_number(span[0]) > index), None) for index in below)
         spans = sorted({span for span in firsts if span is not None})
