@@ -264,20 +264,23 @@ class Task:
     prompt: str
     tool: str
     result: str
-    flags: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
 
 
+ONCE = {"max_turns": 1}  # the model would go on, and be asked for a summary all the same
 TASKS = {
-    "web": Task("Search the web for green tea. What is the first result?", "web_search", "A hot drink"),
+    "web": Task("Search the web for green tea. What is the first result?", "web_search", "A hot drink", ONCE),
     "vision": Task("Look at the image http://SITE/pixel.png. What is shown?", "vision_analyze", "a red cat"),
     "image_gen": Task("Make an image of a red cat. Where is the file?", "image_generate", "generated_images/image_"),
     "terminal": Task("Which Linux kernel version is this machine running? Use uname.", "terminal", release()),
-    "file": Task("Write notes.txt with this text: buy milk.", "write_file", "notes.txt"),
-    "moa": Task("Ask several models what cats want most. What do they say?", "mixture_of_agents", "a red cat"),
-    "browser": Task("Open the page http://SITE/tea in the browser. What is its title?", "browser_navigate", "Tea"),
-    "code_execution": Task("Run a Python script that prints 17 * 23. What is it?", "execute_code", "391"),
-    "todo": Task("Make a todo list with two tasks: buy milk, bake bread.", "todo", "milk"),
-    "games": Task("Roll the dice. What came up?", "roll_dice", "[6, 4]", {"tools_file": "mine.py"}),
+    "file": Task("Use write_file: notes.txt with this text: buy milk.", "write_file", '"bytes_written": 8'),
+    "moa": Task("Ask several models what cats want most. What do they say?", "mixture_of_agents", "a red cat", ONCE),
+    "browser": Task(
+        "Open the page http://SITE/tea in the browser. What is its title?", "browser_navigate", "Tea", ONCE
+    ),
+    "code_execution": Task("Run this Python script: print(17 * 23). What does it print?", "execute_code", "391"),
+    "todo": Task("Make a todo list with two tasks: buy milk, bake bread.", "todo", "milk", ONCE),
+    "games": Task("Roll the dice. What came up?", "roll_dice", "[6, 4]", {"tools_file": "mine.py", **ONCE}),
     "mcp_shop": Task("What does tea cost in the shop?", "mcp_shop_price", "7 coins", {"mcp_config": "mcp.json"}),
 }
 

@@ -99,6 +99,12 @@ def test_without_tools_there_is_no_grammar() -> None:
     assert "grammar" not in asked
 
 
+def test_when_no_tools_are_offered_any_more_there_is_text_alone() -> None:
+    history = [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}, {"role": "tool", "content": "{}"}]
+    _, _, (asked,) = posted({"messages": [PROMPT, *history, PROMPT]}, {"content": "6.1"})
+    assert asked["grammar"].rstrip().endswith("start: text")
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", {"messages": []}, {"messages": [PROMPT], "stream": True}])
 def test_requests_that_make_no_sense(body: Any) -> None:
     status, said, asked = posted(body, {"content": "never"})
