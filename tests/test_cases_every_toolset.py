@@ -273,7 +273,7 @@ TASKS = {
     "vision": Task("Look at the image http://SITE/pixel.png. What is shown?", "vision_analyze", "a red cat"),
     "image_gen": Task("Make an image of a red cat. Where is the file?", "image_generate", "generated_images/image_"),
     "terminal": Task("Which Linux kernel version is this machine running? Use uname.", "terminal", release()),
-    "file": Task("Use write_file: notes.txt with this text: buy milk.", "write_file", '"bytes_written": 8'),
+    "file": Task("Use write_file: notes.txt with this text: buy milk", "write_file", "bytes_written", ONCE),
     "moa": Task("Ask several models what cats want most. What do they say?", "mixture_of_agents", "a red cat", ONCE),
     "browser": Task(
         "Open the page http://SITE/tea in the browser. What is its title?", "browser_navigate", "Tea", ONCE
@@ -327,7 +327,7 @@ def test_a_small_model_calls_every_toolset(place: Workplace, toolset: str, model
         "MOA_BASE_URL": others,
         "MOA_REFERENCE_MODELS": "one,two",
     }
-    flags = {"distribution": distribution(place, toolset), "max_turns": 2, "max_tokens": 200, **task.flags}
+    flags = {"distribution": distribution(place, toolset), "max_turns": 2, "max_tokens": 120, **task.flags}
     ended = place.ended(place.start(model, **flags), PATIENCE_SECONDS)
     assert ended.code == 0, ended
     (row,) = place.trajectories()
