@@ -103,6 +103,11 @@ class ChatRequest(_Asked):
         return {} if self.tool_choice == "none" else functions
 
     @property
+    def has_calls(self) -> bool:
+        """Whether tools have been called in the conversation, be they offered any more or not."""
+        return any(message.tool_calls for message in self.messages)
+
+    @property
     def wants_call(self) -> bool:
         """Whether text alone is no answer."""
         return isinstance(self.tool_choice, NamedTool) or self.tool_choice == "required"

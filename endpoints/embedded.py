@@ -73,7 +73,7 @@ class Layer:
             "temperature": asked.temperature or 0,
             "max_tokens": asked.max_completion_tokens or asked.max_tokens or DEFAULT_MAX_TOKENS,
         }
-        if asked.tools:
+        if asked.tools or asked.has_calls:
             offered = offer(asked)
             body["grammar"] = call_grammar(offered.tools, step=offered.step, text=offered.text)
         async with self._client.post(f"{self._engine_url}/v1/chat/completions", json=body) as response:

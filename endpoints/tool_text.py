@@ -8,7 +8,8 @@ Rules that change what the model may say, because small models do not plan or st
 
 * It thinks first, in a <think> block, which comes back as ``reasoning_content``: what it will do, and then it makes a
   call, or that no tool is needed, or what it found, and then it answers. Not with reasoning_effort none.
-* After ``MAX_CALLS`` calls since the prompt, or once it has made the same call twice, it may only write text.
+* After ``MAX_CALLS`` calls since the prompt, or once it has made the same call twice, it may only write text. So it may
+  when a conversation with calls offers no tools any more: it would go on calling.
 * Tools of ``TOO_HARD`` are not offered, and of a tool with required arguments only those: it gets lost in the rest.
 """
 
@@ -73,7 +74,7 @@ def offer(request: ChatRequest) -> Offer:
     since_prompt = _since_prompt(request.messages)
     tools = {} if _must_stop(since_prompt) else _shown(request.offered)
     replies = sum(message.role == "assistant" for message in since_prompt)
-    step = 0 if request.reasoning_effort == "none" else replies + 1
+    step = 0 if request.reasoning_effort == "none" or not request.tools else replies + 1
     return Offer(tools, text=not request.wants_call, step=step)
 
 

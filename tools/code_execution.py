@@ -52,8 +52,8 @@ async def execute_code(
 ) -> JsonObject:
     """Run a Python script in the sandbox: for many tool calls, or for data too long to read.
 
-    `from hermes_tools import ...` gives what you have of web_search, web_extract, read_file, write_file, search_files,
-    patch, terminal; they take the tools' arguments and return dicts. At most 5 minutes and 50 tool calls.
+    Of your other tools, those among web_search, web_extract, read_file, write_file, search_files, patch and terminal
+    can be imported from `hermes_tools`; they take the tools' arguments, return dicts. At most 5 minutes and 50 calls.
     """
     if not code.strip():
         raise ToolError("code is empty", status="error")

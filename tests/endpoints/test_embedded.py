@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import os
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,10 @@ from aiohttp import web
 
 from endpoints.child import EndpointError
 from endpoints.embedded import DEFAULT_MAX_TOKENS, PARALLEL, Layer, check_processor
-from endpoints.launch import check_endpoint, start_endpoint
+from endpoints.launch import start_endpoint
 from endpoints.script import ScriptedReply
 from endpoints.scripted import ScriptedEndpoint
+from tests.endpoints.embedded_model import PATIENCE_SECONDS, politely, why_not
 
 Json = dict[str, Any]
 PROMPT: Json = {"role": "user", "content": "Which Linux kernel version is this machine running? Use uname."}
@@ -28,7 +26,6 @@ TERMINAL: Json = {
     "function": {"name": "terminal", "description": "Run a shell command.", "parameters": COMMAND},
 }
 CALL_TEXT = '<think>\nI will ask uname.\n</think>\n{"name": "terminal", "arguments": {"command": "uname -r"}}'
-PATIENCE_SECONDS = 600.0  # of a model on a processor that has other things to do
 
 
 # The layer, with prepared replies in the engine's place
@@ -102,6 +99,12 @@ def test_without_tools_there_is_no_grammar() -> None:
     assert "grammar" not in asked
 
 
+def test_when_no_tools_are_offered_any_more_there_is_text_alone() -> None:
+    history = [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}, {"role": "tool", "content": "{}"}]
+    _, _, (asked,) = posted({"messages": [PROMPT, *history, PROMPT]}, {"content": "6.1"})
+    assert asked["grammar"].rstrip().endswith("start: text")
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", {"messages": []}, {"messages": [PROMPT], "stream": True}])
 def test_requests_that_make_no_sense(body: Any) -> None:
     status, said, asked = posted(body, {"content": "never"})
@@ -159,28 +162,6 @@ def test_an_old_processor_is_refused(tmp_path: Path) -> None:
 
 
 # The real model
-
-
-def why_not() -> str:
-    if importlib.util.find_spec("xllamacpp") is None:
-        return "xllamacpp is not installed"
-    try:
-        check_endpoint("embedded", "")
-    except EndpointError as error:
-        return str(error)
-    return ""
-
-
-@contextmanager
-def politely() -> Iterator[None]:
-    """Start processes that leave the processor to other tests."""
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, 10)
-        yield
-    finally:
-        with suppress(PermissionError):  # only root may take it back
-            os.setpriority(os.PRIO_PROCESS, 0, mine)
 
 
 @pytest.fixture(scope="module")
