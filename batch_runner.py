@@ -114,7 +114,7 @@ class BatchRunner:
         """
         if self.config.merge:
             return self._join()
-        plan = prepare(self.config)
+        plan = prepare(self.config, secrets=known_secrets(os.environ, [self._explicit_key()]))
         self.distribution_name = plan.distribution.name
         with plan.dataset:
             if own_model := check_endpoint(self.config.base_url, self.config.model):
@@ -130,7 +130,8 @@ class BatchRunner:
         check_target(self.config.run_name)
         with locked_sources(self.config) as sources:
             self.config = joined_config(self.config, sources)
-            dataset = Dataset.open(self.config.dataset_file, self.config.max_samples)
+            secrets = known_secrets(os.environ, [self._explicit_key()])
+            dataset = Dataset.open(self.config.dataset_file, self.config.max_samples, secrets)
             with dataset:
                 join(self.config.run_name, dataset, sources)
                 self.resume_command = self._resume_joined()
@@ -158,6 +159,9 @@ class BatchRunner:
         for warning in rows.problems.lines():
             self.console.log("warning", warning)
         match = match_rows(dataset.keys, rows, samples)
+        if work and self.config.shard and match.orphans:
+            what = f"{len(match.orphans)} of its rows answer no sample of today's shard"
+            raise UsageError(f"--shard={self.config.shard}: lines of the dataset have moved since then: {what}")
         facts = DatasetFacts(str(self.config.dataset_file), dataset.sha256, len(dataset))
         checkpoint = run_dir.start_checkpoint(self._public_config(), facts, rows, match)
         run_dir.save_checkpoint(checkpoint, at_any_cost=True)
@@ -272,6 +276,7 @@ class BatchRunner:
             resume_command=self.resume_command,
             interrupted=bool(self.interrupt.count),
             stopped=leg.stopped,
+            out_of_budget=bool(leg.stopped) and leg.stopped == leg.budget.met(),
             cut=leg.cut,
             skipped_lines=dataset.skipped,
             masked_secrets=leg.masked,

@@ -149,7 +149,7 @@ class Endpoint:
             raise TryError(Verdict("timeout", retry=True), told) from None
         passage.wait_seconds = exhausted_seconds(answer.headers, time.time())
         if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
-            refused = refusal(answer.status, answer.body)
+            refused = refusal(answer.status, answer.body, answer.headers.get("location", ""))
             refused.retry_after_seconds = retry_after_seconds(answer.headers, time.time())
             if answer.status in _TOO_MUCH:
                 passage.wait_seconds = max(passage.wait_seconds, refused.retry_after_seconds or 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -36,7 +36,7 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
+def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ, secrets: Iterable[str] = ()) -> Plan:
     """Check the run. Raises PreflightError, DatasetError, DistributionError, ExtrasError."""
     limits = tool_limits(environ)
     extras = Extras.read(config.tools_file, config.mcp_config, environ)
@@ -54,7 +54,7 @@ def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
     lacking = [tool.name for tool in usable if tool.name in tools_missing]
     warnings += [f"tool {name} is not available: {tools_missing[name]}" for name in lacking]
     with ExitStack() as on_error:
-        dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples))
+        dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples, secrets))
         if not config.samples_of(len(dataset)):
             raise PreflightError(f"--shard={config.shard}: {dataset.path} has only {len(dataset)} samples")
         sandbox, image_sandbox, warning = _choose_sandboxes(config, dataset)

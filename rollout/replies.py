@@ -69,8 +69,10 @@ def read_object(body: bytes) -> JsonObject:
     return answer
 
 
-def refusal(status: int, body: bytes) -> TryError:
-    """Return what an HTTP status other than 200 means, in the endpoint's own words."""
+def refusal(status: int, body: bytes, location: str = "") -> TryError:
+    """Return what an HTTP status other than 200 means, in the endpoint's own words; ``location``: where it sends us."""
+    if location and 300 <= status < 400:  # noqa: PLR2004 - HTTP's redirects
+        return _error(status, f"HTTP {status}", f"it redirects to {location}; give --base_url as it is after redirects")
     text = body.decode("utf-8", "replace")
     try:
         words = _words(parse_json(text))

@@ -44,6 +44,7 @@ class RunReport:
     resume_command: str
     interrupted: bool = False
     stopped: str = ""  # why the run stopped handing out samples; "" when it did not
+    out_of_budget: bool = False  # that is why it stopped
     cut: int = 0  # rollouts of this leg that ended early, kept, because the budget was used up
     skipped_lines: int = 0  # of the dataset, for holding no sample
     masked_secrets: int = 0  # key-shaped strings in tool results, this leg
@@ -171,7 +172,8 @@ def _last_line(report: RunReport) -> Iterator[str]:
     left += [f"{_number(report.not_run)} not run"] if report.not_run else []
     left += [f"{_number(report.cut)} cut short by the budget (kept)"] if report.cut else []
     interrupted = "Interrupted: " if report.interrupted else ""
-    yield f"{interrupted}{', '.join(left)} of {_many(report.samples, 'sample')}; resume with: {report.resume_command}"
+    how = "resume with" if not report.out_of_budget else "raise the budget's bound and resume with"
+    yield f"{interrupted}{', '.join(left)} of {_many(report.samples, 'sample')}; {how}: {report.resume_command}"
 
 
 def _line(label: str, count: int, words: str) -> str:

@@ -37,7 +37,7 @@ def test_the_bound_ends_the_run_and_a_resume_with_more_completes_it(ten: Workpla
         assert ended.code == 1, ended
         assert told in ended.stderr
         assert told in " ".join(ended.stdout.split())
-        assert ended.last_line.startswith("7 not run of 10 samples; resume with: ")
+        assert ended.last_line.startswith("7 not run of 10 samples; raise the budget's bound and resume with: ")
         assert "--max_total_tokens=" in ended.last_line
         assert [row["completed"] for row in ten.rows()] == [True] * 3
         asked = len(endpoint.requests)

@@ -196,3 +196,12 @@ def test_rows_of_an_earlier_run_are_not_touched_without_resume(place: Workplace)
     assert ended.stdout == ""
     assert ended.stderr == "error: data/r holds rows of an earlier run: pass --resume, or choose another run_name\n"
     assert {path.name: path.read_bytes() for path in place.run_dir().iterdir()} == before
+
+
+def test_a_prompt_that_holds_the_key_is_done_when_it_was_answered(place: Workplace) -> None:
+    place.dataset(["How do I start lm-studio-2?", "another"])
+    with ScriptedEndpoint(ANSWER) as endpoint:
+        first = place.run(endpoint.base_url, api_key="lm-studio-2")
+        again = place.run(endpoint.base_url, api_key="lm-studio-2", resume=True)
+    assert (first.code, again.code, len(endpoint.requests)) == (0, 0, 2)
+    assert [prompt_of(row) for row in place.trajectories()] == ["How do I start ***?", "another"]

@@ -47,7 +47,7 @@ def test_shards_are_run_resumed_and_joined(here: Workplace) -> None:
     with ScriptedEndpoint([terminal("echo hi"), answer("done")]) as endpoint:
         first = here.run(endpoint.base_url, run_name="a", shard="1/2", max_total_tokens=1, concurrency=1)
         assert first.code == 1
-        assert "of 4 samples; resume with: " in first.last_line
+        assert "of 4 samples; raise the budget's bound and resume with: " in first.last_line
         assert "--shard=1/2" in first.last_line
         resumed = here.run(endpoint.base_url, run_name="a", shard="1/2", resume="true")
         assert resumed.code == 0
@@ -231,3 +231,17 @@ def test_a_join_that_is_cut_off_leaves_nothing_and_is_done_again(
     assert [path.name for path in Path("data").iterdir()] == ["a"]
     (Path("data") / ".all.joining").mkdir()
     assert join("a").statistics.kept == 2
+
+
+def test_lines_that_move_between_shards_are_not_paid_for_again(here: Workplace) -> None:
+    with ScriptedEndpoint([answer("done")]) as endpoint:
+        assert here.run(endpoint.base_url, run_name="a", shard="1/2").code == 0
+        asked = len(endpoint.requests)
+        here.dataset(["a new line", *SEVEN])
+        moved = here.run(endpoint.base_url, run_name="a", shard="1/2", resume="true")
+        here.dataset([*SEVEN, "a new line at the end", "and another"])
+        longer = here.run(endpoint.base_url, run_name="a", shard="1/2", resume="true")
+    assert moved.code == 2
+    assert "lines of the dataset have moved" in moved.stderr
+    assert longer.code == 0
+    assert len(endpoint.requests) == asked + 1

@@ -336,3 +336,9 @@ class TestProxy:
 
     def test_names_that_only_it_knows_can_be_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.through_proxy(monkeypatch, "http://unknown.example/", {}, "unknown.example")
+
+
+@pytest.mark.parametrize("url", ["http://xn--.com/", "http://xn--a.xn--.com/x.png"])
+def test_names_that_cannot_be_decoded(url: str) -> None:
+    with pytest.raises(FetchError, match="not a valid URL"):
+        asyncio.run(fetch(url, max_bytes=100, seconds=5))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import model_tools
 from model_tools import BUILT_IN, CATALOGUE, Toolbox, offered
 from tests.tools.surroundings import surroundings
 from tools.base import JsonObject, Tool, ToolContext, ToolLimits
@@ -94,6 +95,9 @@ GIVEN_UP = "The tool did not answer within 0.3 seconds and was given up"
         ("return 1 // 0", {"error": "odd failed: ZeroDivisionError: integer division or modulo by zero"}),
         ("raise SystemExit(3)", {"error": "odd failed: SystemExit: 3"}),
         ("raise TimeoutError", {"error": "odd failed: TimeoutError"}),
+        ("raise KeyboardInterrupt", {"error": "odd failed: KeyboardInterrupt"}),
+        ("raise BaseException('base')", {"error": "odd failed: BaseException: base"}),
+        ("import asyncio; raise asyncio.CancelledError", {"error": "The tool cancelled itself"}),
         ("return [1, 2]", {"result": [1, 2]}),
         ("return 'text'", {"result": "text"}),
         ("return {'path': __import__('pathlib').PurePosixPath('/a'), 1: {2}}", {"path": "/a", "1": "{2}"}),
@@ -109,6 +113,31 @@ def test_what_a_tool_does_wrong_is_told_and_ends_nothing(tmp_path: Path, body: s
         assert f"tool odd failed at {tmp_path}/mine.py" in logged[0]
     if "ZeroDivision" in str(result):
         assert f"{tmp_path}/mine.py:5: Traceback" in logged[0]
+
+
+STUBBORN = """
+@tool("odd")
+async def odd(context: ToolContext) -> dict:
+    import asyncio
+    for _ in range(2):
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            pass
+    return {}
+"""
+
+
+def test_a_tool_that_will_not_be_cancelled_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_tools, "_GRACE_SECONDS", 0.1)
+    (odd,) = load(tmp_path, HEAD + STUBBORN)
+    assert run(odd, ToolLimits(max_call_seconds=0.3))[0] == {"error": GIVEN_UP}
+
+
+def test_a_result_that_is_nested_deeply_is_told(tmp_path: Path) -> None:
+    body = "deep = {}\n    for _ in range(900): deep = {'a': deep}\n    return deep"
+    (odd,) = load(tmp_path, f'{HEAD}\n@tool("odd")\nasync def odd(context: ToolContext) -> dict:\n    {body}\n')
+    assert "nested too deeply" in run(odd)[0]["error"] or "RecursionError" in run(odd)[0]["error"]
 
 
 ASYNC = "async def f(context: ToolContext) -> dict:\n    return {}\n"

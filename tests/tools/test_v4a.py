@@ -139,7 +139,8 @@ def test_a_hunk_with_several_places_needs_a_deciding_line() -> None:
     assert applied(text, f" def g():\n{body}") == text.replace("g():\n    return 1", "g():\n    return 2")
     assert applied(text, f"@@ def h\n{body}") == text.replace("h():\n    return 1", "h():\n    return 2")
     assert applied(text, f"{body}\n*** End of File") == text.replace("h():\n    return 1", "h():\n    return 2")
-    assert "lines 2, 5, 8" in refusal(text, f"@@ def nowhere\n{body}")
+    assert "is not in the file" in refusal(text, f"@@ def nowhere\n{body}")
+    assert "lines 2, 5, 8" in refusal(text, body)
     assert "several places" in refusal(text, f"@@ def\n{body}")
 
 
@@ -216,3 +217,9 @@ def test_a_patch_is_applied_right_or_not_at_all(old: list[str], new: list[str], 
     except MatchError:
         return
     assert sorted(result.split("\n")) == sorted(joined(changed, "\n").split("\n"))
+
+
+def test_an_anchor_that_is_not_there_is_never_passed_over() -> None:
+    text = "class B:\n    def run(self):\n        pass\n"
+    told = refusal(text, "@@ class C:\n     def run(self):\n-        pass\n+        return 1")
+    assert '"@@ class C:" is not in the file' in told
