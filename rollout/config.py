@@ -43,7 +43,7 @@ class PrefillMessage(BaseModel):
 class RunConfig(BaseModel):
     """One run. Field names are flag names; the text under each is what ``--help`` prints."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset_file: Path
     """JSONL file of prompts, one JSON object with "prompt" a line."""

@@ -6,11 +6,15 @@ is a UsageError whose message is one line.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +175,19 @@ def help_text() -> str:
 
 def text_of(name: str) -> str:
     """Return what a flag means, in a line."""
-    return _OWN_TEXT.get(name) or RunConfig.model_fields[name].description or ""
+    return _OWN_TEXT.get(name) or _texts_of_fields()[name]
+
+
+@cache
+def _texts_of_fields() -> dict[str, str]:
+    """Return the text under each field of RunConfig; read from the source, and only when somebody wants to see it."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(RunConfig)).body if isinstance(node, ast.ClassDef))
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
 
 
 def default_of(name: str) -> str:

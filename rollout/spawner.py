@@ -31,6 +31,7 @@ from rollout.secrecy import without_secrets
 WORKER_EXIT_SECONDS = 3.5  # what workers get to close their sandboxes once the parent has let go of them
 _ROOT = Path(__file__).resolve().parent.parent
 _MESSAGE_BYTES = 64
+_GC_ALLOCATIONS = 10_000  # between two collections: JSON makes many objects, and hardly a cycle
 _OPEN_FILES = 16_384  # a rollout that is busy has about seven, and a worker has hundreds of rollouts
 
 
@@ -177,6 +178,7 @@ def main() -> None:
 
     _worker.warm_up()
     gc.freeze()
+    gc.set_threshold(_GC_ALLOCATIONS, 20, 20)
     gc.enable()
     with socket.socket(fileno=int(sys.argv[-1])) as control:
         _Nursery(control).serve()
