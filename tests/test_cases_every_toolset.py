@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from platform import release
 from typing import Any
 
 import pytest
@@ -268,12 +267,11 @@ class Task:
 
 
 ONCE = {"max_turns": 1}  # the model would go on, and be asked for a summary all the same
+AT_WORK_ELSEWHERE = ("terminal", "file")  # the README's first command has the same model use these
 TASKS = {
     "web": Task("Search the web for green tea. What is the first result?", "web_search", "A hot drink", ONCE),
     "vision": Task("Look at the image http://SITE/pixel.png. What is shown?", "vision_analyze", "a red cat"),
     "image_gen": Task("Make an image of a red cat. Where is the file?", "image_generate", "generated_images/image_"),
-    "terminal": Task("Which Linux kernel version is this machine running? Use uname.", "terminal", release()),
-    "file": Task("Use write_file: notes.txt with this text: buy milk", "write_file", "bytes_written", ONCE),
     "moa": Task("Ask several models what cats want most. What do they say?", "mixture_of_agents", "a red cat", ONCE),
     "browser": Task(
         "Open the page http://SITE/tea in the browser. What is its title?", "browser_navigate", "Tea", ONCE
@@ -306,7 +304,7 @@ def others() -> Iterator[str]:
 
 
 def test_every_toolset_has_a_task() -> None:
-    assert sorted(TASKS) == sorted((*OWN_TOOLSETS, *ADDED_TOOLSETS))
+    assert sorted((*TASKS, *AT_WORK_ELSEWHERE)) == sorted((*OWN_TOOLSETS, *ADDED_TOOLSETS))
 
 
 @pytest.mark.model

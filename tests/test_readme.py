@@ -101,7 +101,7 @@ def test_the_first_command_from_nothing(tmp_path: Path) -> None:
         shutil.copy2(ROOT / name, clone / name)
     env = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     ended = subprocess.run(
-        ["nice", "-n", "10", "sh", "-c", SETUP],
+        ["nice", "-n", "19", "sh", "-c", SETUP],
         cwd=clone,
         env=env,
         capture_output=True,
