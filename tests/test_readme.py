@@ -20,7 +20,7 @@ from tests.program import ROOT, Workplace, answer, terminal
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MINUTES_10 = 600
-FEW = 4  # prompts for the small model: the gate has little time
+FEW = 2  # prompts for the small model: the gate has little time
 
 
 def blocks(language: str) -> list[str]:
