@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ class Session:
         backend = BACKENDS[self.kind]
         if isinstance(backend, ImageBackend):
             try:
-                await backend.ensure_image(self.sample.image)
+                await backend.ensure_image(self.sample.image, partial(self.stage.log, "info"))
             except SandboxError as error:
                 return self.agent.failed(Failure(error.kind, str(error)))
             if self.toolbox.needs_sandbox:

@@ -6,6 +6,7 @@ nothing else: no model, no batch, no row is known here. What a backend does not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -148,13 +149,21 @@ class BoundedBackend(Backend, Protocol):
         """Return how many, for a whole run, 1 or more; called at the door. May take a few seconds."""
 
 
+Tell = Callable[[str], None]  # takes a line for the user
+
+
+def tell_nobody(_line: str) -> None:
+    """Stand where nobody wants to know."""
+
+
 @runtime_checkable
 class ImageBackend(Backend, Protocol):
     """A kind of sandbox that runs images."""
 
-    async def ensure_image(self, image: str) -> None:
+    async def ensure_image(self, image: str, tell: Tell = tell_nobody) -> None:
         """Have an image here before it is needed, pulled if need be; "" is the backend's default image.
 
-        However many samples and workers ask, it is looked for once. Raises SandboxError of kind ``image_unavailable``,
+        However many samples and workers ask, it is looked for once; ``tell`` of the one that makes it come hears how
+        far that is, in the event loop. Raises SandboxError of kind ``image_unavailable``,
         or of kind ``sandbox`` when it is the engine that fails.
         """

@@ -23,14 +23,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sandboxes import docker_owners
-from sandboxes.base import SandboxError, SandboxSpec
+from sandboxes.base import SandboxError, SandboxSpec, Tell, tell_nobody
 from sandboxes.container_inside import first_folders, inside
 from sandboxes.container_network import problem as network_problem
 from sandboxes.container_sandbox import ContainerSandbox
 from sandboxes.container_shell import ContainerShell
 from sandboxes.container_stream import Connection
 from sandboxes.docker_capacity import available_mb, capacity
-from sandboxes.docker_settings import Settings, SettingsError
+from sandboxes.docker_settings import Settings, SettingsError, read_settings
 from sandboxes.environment import check_names
 from sandboxes.image_notes import locked
 from sandboxes.proxy import Proxy
@@ -77,20 +77,20 @@ class DockerBackend:
 
     def max_sandboxes(self) -> int:
         """See the BoundedBackend protocol. $TERMINAL_MAX_CONTAINERS, or what the memory bears."""
-        settings = _settings()
+        settings = read_settings()
         if settings.max_containers:
             return settings.max_containers
         engine, _ = self._connect(_host())
         return capacity(available_mb(engine.info.get("MemTotal") or 0), settings.memory_mb)
 
-    async def ensure_image(self, image: str) -> None:
+    async def ensure_image(self, image: str, tell: Tell = tell_nobody) -> None:
         """See the ImageBackend protocol."""
         _, images = await asyncio.to_thread(self._connect, _host())
-        await images.ensure(image or _settings().image)
+        await images.ensure(image or read_settings().image, tell)
 
     async def open(self, spec: SandboxSpec) -> ContainerSandbox:
         """See the protocol. The first folder is ``spec.cwd``, $TERMINAL_CWD, or the image's own; it is made."""
-        settings = _settings()
+        settings = read_settings()
         if not spec.network:
             settings = replace(settings, network=False, allowed=None)
         check_names(spec)
@@ -191,13 +191,6 @@ async def _remove(engine: Engine, container: Container, proxy: Proxy | None) -> 
         await engine.call(partial(engine.remove, container.id))
     finally:
         container.lifeline.close()
-
-
-def _settings() -> Settings:
-    try:
-        return Settings.from_environment(os.environ)
-    except SettingsError as error:
-        raise SandboxError(str(error)) from error
 
 
 def _host() -> str:

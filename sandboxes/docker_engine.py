@@ -199,12 +199,16 @@ class Engine:
             raise (image_error if "invalid reference" in words else SandboxError)(f"{name}: {words}") from error
         return known
 
-    def pull(self, name: str) -> str:
-        """Get an image from its registry, with the credentials of the user's docker config; return the complaint."""
+    def pull(self, name: str, hear: Callable[[dict[str, Any]], None]) -> str:
+        """Get an image from its registry, with the credentials of the user's docker config; return the complaint.
+
+        ``hear`` gets what the engine says meanwhile: status, id of a layer, progressDetail {current, total} in bytes.
+        """
         try:
             for message in self._api.pull(name, stream=True, decode=True):
                 if "error" in message:
                     return str(message["error"])
+                hear(message)
         except _ENGINE_ERRORS as error:
             return _words(error)
         return ""

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 from typing import Any
 
-from sandboxes.base import SandboxError
+from sandboxes.base import SandboxError, Tell, tell_nobody
 from sandboxes.docker_engine import Engine, image_error
-from sandboxes.image_notes import Notes, locked
+from sandboxes.image_notes import Notes, from_a_thread, locked
 
 PULL_SECONDS = 1800  # an image may be large
 MAX_CHECKS = 64  # at the same time, of one process: most of them only look, or wait for others
 MAX_PULLS = 4
+PROGRESS_SECONDS = 10.0  # between two lines about a pull
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,22 @@ class Images:
         self._pulls = BoundedSemaphore(MAX_PULLS)
         self._checks: dict[str, Future[Image]] = {}
 
-    async def ensure(self, name: str) -> Image:
+    async def ensure(self, name: str, tell: Tell = tell_nobody) -> Image:
         """Have the image here, pulled if need be. Raises SandboxError, for the image's sake or the engine's."""
         check = self._checks.get(name)
         if check is None or _is_no_verdict(check):
-            check = self._checks[name] = self._pool.submit(self._check, name)
+            check = self._checks[name] = self._pool.submit(self._check, name, from_a_thread(tell))
         try:
             async with asyncio.timeout(PULL_SECONDS):
                 return await asyncio.shield(asyncio.wrap_future(check))
         except TimeoutError:
             raise image_error(f"{name}: it did not come within {PULL_SECONDS} s") from None
 
-    def _check(self, name: str) -> Image:
+    def _check(self, name: str, tell: Tell) -> Image:
         known = self._engine.image(name)
         if known is None:
             with locked(os.environ.get("DOCKER_HOST", ""), name) as notes:
-                known = self._engine.image(name) or self._pull(name, notes)
+                known = self._engine.image(name) or self._pull(name, notes, tell)
         image = Image(
             name=name,
             variables=dict(item.split("=", 1) for item in known["Config"].get("Env") or () if "=" in item),
@@ -65,17 +67,41 @@ class Images:
             raise image_error(f"{name}: it is for {platform}, the engine runs {self._engine.platform}: {complaint}")
         return image
 
-    def _pull(self, name: str, notes: Notes) -> dict[str, Any]:
+    def _pull(self, name: str, notes: Notes, tell: Tell) -> dict[str, Any]:
         complaint = notes.complaint()
         if not complaint:
             with self._pulls:
-                complaint = self._engine.pull(name)
+                complaint = self._engine.pull(name, Progress(name, tell).hear)
         known = None if complaint else self._engine.image(name)
         if known is None:
             complaint = complaint or "it was pulled, and the engine does not know it"
             notes.leave(complaint)
             raise image_error(f"{name}: {complaint}")
+        tell(f"image {name} is here")
         return known
+
+
+class Progress:
+    """Tells how far a pull is: at its start, and every so often."""
+
+    def __init__(self, name: str, tell: Tell) -> None:
+        self._name = name
+        self._tell = tell
+        self._layers: dict[str, tuple[int, int]] = {}  # bytes that are here, and all, of each layer that says so
+        self._told_at = time.monotonic()
+        tell(f"pulling image {name}")
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Take what the engine says."""
+        layer, detail = str(message.get("id", "")), message.get("progressDetail") or {}
+        if message.get("status") == "Downloading" and detail.get("total"):
+            self._layers[layer] = (detail.get("current", 0), detail["total"])
+        elif message.get("status") == "Download complete" and layer in self._layers:
+            self._layers[layer] = (self._layers[layer][1],) * 2
+        if self._layers and time.monotonic() - self._told_at >= PROGRESS_SECONDS:
+            self._told_at = time.monotonic()
+            here, total = (sum(sizes) / 1e6 for sizes in zip(*self._layers.values(), strict=True))
+            self._tell(f"pulling image {self._name}: {here:,.0f} of {total:,.0f} MB")
 
 
 def _is_no_verdict(check: Future[Image]) -> bool:

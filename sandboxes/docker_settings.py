@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sandboxes.allow_list import AllowList, AllowListError
+from sandboxes.base import SandboxError
 from sandboxes.environment import NAME
 
 DEFAULT_IMAGE = "nikolaik/python-nodejs:python3.11-nodejs20"
@@ -60,6 +62,17 @@ class Settings:
             },
             cwd=_container_cwd(environ.get("TERMINAL_CWD", "").strip()),
         )
+
+
+def read_settings(kind: str = "") -> Settings:
+    """Return this process's settings; for a ``kind`` that cannot limit the network to hosts. Raises SandboxError."""
+    try:
+        settings = Settings.from_environment(os.environ)
+    except SettingsError as error:
+        raise SandboxError(str(error)) from error
+    if kind and settings.allowed:
+        raise SandboxError(f"sandbox {kind} has a network or none; set TERMINAL_DOCKER_NETWORK to true or false")
+    return settings
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -1,22 +1,26 @@
 """How the processes of one machine agree on who fetches an image: a lock for each, and a note of what went wrong.
 
+And how the one that fetches it tells of it, from the thread where that is done.
+
 A failure is left for those who waited, and for those who come later in the same run. Processes that started after a
 failure try again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
 from sandboxes import folders, processes
+from sandboxes.base import Tell
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,17 @@ class Notes:
         self.file.seek(0)
         self.file.truncate()
         json.dump({"at": _seconds_since_boot(), "complaint": complaint}, self.file)
+
+
+def from_a_thread(tell: Tell) -> Tell:
+    """Return what tells the running event loop from another thread; nothing is told once that loop has gone."""
+    loop = asyncio.get_running_loop()
+
+    def tell_loop(line: str) -> None:
+        with suppress(RuntimeError):  # it is closed: the run is over
+            loop.call_soon_threadsafe(tell, line)
+
+    return tell_loop
 
 
 @contextmanager

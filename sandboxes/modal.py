@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandboxes import docker_owners
-from sandboxes.base import SandboxError, SandboxSpec
+from sandboxes.base import SandboxError, SandboxSpec, Tell, tell_nobody
 from sandboxes.container_inside import first_folders, inside
 from sandboxes.container_sandbox import ContainerSandbox
 from sandboxes.container_shell import CHANNEL, ContainerShell
-from sandboxes.docker_settings import DEFAULT_IMAGE, Settings, SettingsError
+from sandboxes.docker_settings import DEFAULT_IMAGE, read_settings
 from sandboxes.environment import check_names
 
 if TYPE_CHECKING:  # the package behind it costs start-up time
@@ -56,7 +56,7 @@ class ModalBackend:
     def unavailable(self) -> str:
         """See the protocol."""
         try:
-            _settings()
+            read_settings(self.name)
         except SandboxError as error:
             return str(error)
         if not importlib.util.find_spec("modal"):
@@ -69,17 +69,17 @@ class ModalBackend:
 
     def max_sandboxes(self) -> int:
         """See the BoundedBackend protocol. $TERMINAL_MAX_CONTAINERS, or what small accounts have."""
-        return _settings().max_containers or MAX_SANDBOXES
+        return read_settings(self.name).max_containers or MAX_SANDBOXES
 
-    async def ensure_image(self, image: str) -> None:
+    async def ensure_image(self, image: str, tell: Tell = tell_nobody) -> None:
         """See the ImageBackend protocol. Modal itself sees to it that an image is built once."""
-        await self._account().ensure(image or _default_image())
+        await self._account().ensure(image or _default_image(), tell)
 
     async def open(self, spec: SandboxSpec) -> ContainerSandbox:
         """See the protocol. The first folder is ``spec.cwd``, $TERMINAL_CWD, or /workspace; it is made."""
         from sandboxes import modal_client  # noqa: PLC0415 (costs start-up time)
 
-        settings = _settings()
+        settings = read_settings(self.name)
         settings = replace(settings, network=settings.network and spec.network)
         check_names(spec)
         image = spec.image or _default_image()
@@ -171,16 +171,6 @@ def _harmless(variables: Mapping[str, str]) -> dict[str, str]:
 def _has_credentials() -> bool:
     usual = os.path.expanduser("~/.modal.toml")  # noqa: PTH111 (never raises)
     return all(os.environ.get(name) for name in TOKEN) or Path(os.environ.get("MODAL_CONFIG_PATH") or usual).exists()
-
-
-def _settings() -> Settings:
-    try:
-        settings = Settings.from_environment(os.environ)
-    except SettingsError as error:
-        raise SandboxError(str(error)) from error
-    if settings.allowed:
-        raise SandboxError("sandbox modal has a network or none; set TERMINAL_DOCKER_NETWORK to true or false")
-    return settings
 
 
 def _default_image() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import modal
 from grpclib.exceptions import StreamTerminatedError
 
-from sandboxes.base import SandboxError
+from sandboxes.base import SandboxError, Tell, tell_nobody
 from sandboxes.container_inside import DOORSTEP, TMP
 from sandboxes.docker_settings import Settings
 from sandboxes.modal_streams import RemoteStreams
@@ -39,11 +39,12 @@ class Account:
     def __init__(self) -> None:
         self._images: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[modal.Image]] = {}
 
-    async def ensure(self, name: str) -> modal.Image:
+    async def ensure(self, name: str, tell: Tell = tell_nobody) -> modal.Image:
         """Have an image at Modal, built of a registry's if need be; asked for once. Raises SandboxError."""
         key = (asyncio.get_running_loop(), name)
         task = self._images.get(key)
         if task is None or _is_no_verdict(task):
+            tell(f"looking for image {name} at Modal, where it is built the first time")
             task = self._images[key] = asyncio.create_task(_build(name))
         return await asyncio.shield(task)
 

@@ -18,12 +18,12 @@ import subprocess
 from dataclasses import replace
 
 from sandboxes import folders, singularity_instance
-from sandboxes.base import SandboxError, SandboxSpec
+from sandboxes.base import SandboxError, SandboxSpec, Tell, tell_nobody
 from sandboxes.container_inside import first_folders, inside
 from sandboxes.container_sandbox import ContainerSandbox
 from sandboxes.container_shell import ContainerShell
 from sandboxes.docker_capacity import available_mb, capacity
-from sandboxes.docker_settings import DEFAULT_IMAGE, Settings, SettingsError
+from sandboxes.docker_settings import DEFAULT_IMAGE, Settings, read_settings
 from sandboxes.environment import check_names
 from sandboxes.singularity_images import Images
 from sandboxes.singularity_instance import ATTEMPTS, Instance, Options, of_image
@@ -46,7 +46,7 @@ class SingularityBackend:
     def unavailable(self) -> str:
         """See the protocol."""
         try:
-            _settings()
+            read_settings(self.name)
         except SandboxError as error:
             return str(error)
         program = singularity_instance.program()
@@ -68,16 +68,16 @@ class SingularityBackend:
 
     def max_sandboxes(self) -> int:
         """See the BoundedBackend protocol. $TERMINAL_MAX_CONTAINERS, or what the memory bears."""
-        settings = _settings()
+        settings = read_settings(self.name)
         return settings.max_containers or capacity(available_mb(0), settings.memory_mb)
 
-    async def ensure_image(self, image: str) -> None:
+    async def ensure_image(self, image: str, tell: Tell = tell_nobody) -> None:
         """See the ImageBackend protocol."""
-        await self._images.ensure(image or _default_image())
+        await self._images.ensure(image or _default_image(), tell)
 
     async def open(self, spec: SandboxSpec) -> ContainerSandbox:
         """See the protocol. The first folder is ``spec.cwd``, $TERMINAL_CWD, or /workspace; it is made if it may be."""
-        settings = _settings()
+        settings = read_settings(self.name)
         settings = replace(settings, network=settings.network and spec.network)
         check_names(spec)
         image = await self._images.ensure(spec.image or _default_image())
@@ -121,16 +121,6 @@ class SingularityBackend:
                 return instance
             await instance.stop()
         raise SandboxError(f"no instance of {image}: {complaint}")
-
-
-def _settings() -> Settings:
-    try:
-        settings = Settings.from_environment(os.environ)
-    except SettingsError as error:
-        raise SandboxError(str(error)) from error
-    if settings.allowed:
-        raise SandboxError("sandbox singularity has a network or none; set TERMINAL_DOCKER_NETWORK to true or false")
-    return settings
 
 
 def _default_image() -> str:

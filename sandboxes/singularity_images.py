@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import BoundedSemaphore
 
 from sandboxes import image_notes
-from sandboxes.base import SandboxError
+from sandboxes.base import SandboxError, Tell, tell_nobody
 from sandboxes.resident import launch, wait
 from sandboxes.singularity_instance import program, program_environment, words
 
@@ -55,17 +55,17 @@ class Images:
         self._builds = BoundedSemaphore(MAX_BUILDS)
         self._checks: dict[str, Future[str]] = {}
 
-    async def ensure(self, name: str) -> str:
+    async def ensure(self, name: str, tell: Tell = tell_nobody) -> str:
         """Return the path of an image's file or folder, built if need be. Raises SandboxError."""
         source = source_of(name)
         if not source:
             return await asyncio.to_thread(_named_by_user, name)
         check = self._checks.get(source)
         if check is None or _is_no_verdict(check):
-            check = self._checks[source] = self._pool.submit(self._check, source)
+            check = self._checks[source] = self._pool.submit(self._check, source, image_notes.from_a_thread(tell))
         return await asyncio.shield(asyncio.wrap_future(check))
 
-    def _check(self, source: str) -> str:
+    def _check(self, source: str, tell: Tell) -> str:
         cache = cache_folder()
         file = cache / f"{hashlib.sha256(source.encode(errors='surrogatepass')).hexdigest()}.sif"
         if file.exists():
@@ -75,12 +75,16 @@ class Images:
             if file.exists():
                 return str(file)
             try:
-                complaint = notes.complaint() or _build(source, file)
+                complaint = notes.complaint()
+                if not complaint:
+                    tell(f"building image {source}, once for this machine; that may take minutes")
+                    complaint = _build(source, file)
             except OSError as error:
                 raise SandboxError(f"the folder of images cannot be used: {error}") from error
             if complaint:
                 notes.leave(complaint)
                 raise image_error(source, complaint)
+        tell(f"image {source} is here")
         return str(file)
 
 

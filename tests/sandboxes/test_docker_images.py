@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from endpoints.scripted import ScriptedEndpoint
+from sandboxes import docker_images
 from sandboxes.base import SandboxError
 from sandboxes.docker import DockerBackend
+from sandboxes.docker_images import Progress
 from tests import engines
+from tests.program import Workplace, answer, terminal
 from tests.sandboxes.containers import api, image, ours, output, use
 from tests.sandboxes.registry import Registry, basic, serving
 
@@ -81,6 +85,15 @@ class TestThatArePulled:
         registry.pause_seconds = 0.3
         assert ensured(*[name] * 20) == [None] * 20
         assert registry.asked["some/image:1"] in (1, 2)
+
+    def test_and_that_is_told_to_who_watches(self, registry: Registry, place: Workplace) -> None:
+        name = registry.add("some/image:1", engines.busybox_layer())
+        place.dataset([{"prompt": "a", "image": name}, {"prompt": "b", "image": name}])
+        with ScriptedEndpoint([terminal("echo hi"), answer("done")]) as endpoint:
+            ended = place.run(endpoint.base_url, sandbox="docker")
+        assert ended.code == 0, ended.stderr
+        told = [line for line in ended.stderr.splitlines() if name in line]
+        assert told == [f"pulling image {name}", f"image {name} is here"]
 
     def test_once_for_many_workers(self, registry: Registry) -> None:
         name = registry.add("some/image:1", engines.busybox_layer())
@@ -166,6 +179,32 @@ def broken(layer: bytes) -> bytes:
     at = layer.index(elf)
     machine = at + 18  # e_machine; 243 is RISC-V
     return layer[:machine] + b"\xf3\x00" + layer[machine + 2 :]
+
+
+def test_how_far_a_pull_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_images, "PROGRESS_SECONDS", 0.0)
+    told: list[str] = []
+    progress = Progress("big:1", told.append)
+    for message in (
+        {"status": "Pulling from big", "id": "1"},
+        {"status": "Pulling fs layer", "progressDetail": {}, "id": "a"},
+        {"status": "Downloading", "progressDetail": {"current": 10_000_000, "total": 100_000_000}, "id": "a"},
+        {"status": "Downloading", "progressDetail": {"current": 25_000_000, "total": 60_000_000}, "id": "b"},
+        {"status": "Download complete", "progressDetail": {}, "id": "a"},
+        {"status": "Download complete", "id": "never seen"},
+        {"stream": "podman says it so"},
+    ):
+        progress.hear(message)
+    assert told[:4] == [
+        "pulling image big:1",
+        "pulling image big:1: 10 of 100 MB",
+        "pulling image big:1: 35 of 160 MB",
+        "pulling image big:1: 125 of 160 MB",
+    ]
+    monkeypatch.setattr(docker_images, "PROGRESS_SECONDS", 60.0)
+    before = len(told)
+    progress.hear({"status": "Downloading", "progressDetail": {"current": 1, "total": 2}, "id": "c"})
+    assert len(told) == before
 
 
 WORKER = """

@@ -130,12 +130,17 @@ class TestImages:
 
     def test_built_once_for_many_samples(self, stand_in: StandIn) -> None:
         stand_in.add_image("docker://some/image:1", "export FLAVOUR=vanilla")
+        told: list[str] = []
 
         async def many() -> None:
             backend = SingularityBackend()
-            await asyncio.gather(*(backend.ensure_image("some/image:1") for _ in range(20)))
+            await asyncio.gather(*(backend.ensure_image("some/image:1", told.append) for _ in range(20)))
 
         asyncio.run(many())
+        assert told == [
+            "building image docker://some/image:1, once for this machine; that may take minutes",
+            "image docker://some/image:1 is here",
+        ]
         assert stand_in.lines("builds") == ["docker://some/image:1"]
         assert output("echo $FLAVOUR", image="some/image:1") == "vanilla\n"
         assert output("echo $FLAVOUR", image="docker://some/image:1") == "vanilla\n"
