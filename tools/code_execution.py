@@ -40,7 +40,7 @@ _FUTURE = "from __future__ import annotations\n"  # must stand in front of every
 _RUNNER = Path(__file__).with_name("script_runner.py").read_text(encoding="utf-8").partition(_FUTURE)[2]
 _SETUP = (
     "(command -v python3 > /dev/null || exit 9;"
-    ' folder=$(mktemp -d "${TMPDIR:-/tmp}/code_XXXXXX") && mkfifo "$folder/requests" && printf %s "$folder")'
+    ' folder=$(mktemp -d) && mkfifo "$folder/requests" && printf %s "$folder")'
 )
 _NO_PYTHON = 9
 _NOT_TO_BE_RUN = (126, 127)  # by these exit codes a shell, or a stand-in for python3, says so

@@ -12,11 +12,10 @@ import os
 import re
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import docker
@@ -26,6 +25,7 @@ from endpoints.scripted import ScriptedEndpoint
 from sandboxes.base import Sandbox, SandboxSpec
 from sandboxes.docker import DockerBackend
 from tests import engines
+from tests.bench.sampling import sampled
 from tests.program import Workplace, answer, terminal
 
 SPEC = SandboxSpec("bench", "bench")
@@ -133,24 +133,15 @@ def whole_runs(count: int) -> None:
 @contextmanager
 def watched() -> Iterator[list[tuple[int, float]]]:
     """Look again and again how many containers of ours run, and how much memory is available in megabytes."""
-    seen: list[tuple[int, float]] = []
-    over = threading.Event()
+    with closing(docker.APIClient(version="auto", **kwargs_from_env())) as api:
 
-    def look() -> None:
-        api = docker.APIClient(version="auto", **kwargs_from_env())
-        while not over.wait(0.3):
+        def look() -> tuple[int, float]:
             available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
             running = api.containers(filters={"label": "batch-runner", "status": "running"})
-            seen.append((len(running), int(available[1]) / 1024 if available else 0))
-        api.close()
+            return len(running), int(available[1]) / 1024 if available else 0
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join()
+        with sampled(look, 0.3) as seen:
+            yield seen
 
 
 def many_at_once(count: int) -> None:

@@ -17,13 +17,13 @@ import argparse
 import heapq
 import os
 import statistics
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.bench.bench_rollouts import FLOOR, OURS, add_others, measured, others_of, serving
+from tests.bench.sampling import sampled
 from tests.program import descendants
 
 DELAYS = ("constant", "spread", "heavy")
@@ -60,14 +60,14 @@ def commands(others: dict[str, str]) -> dict[str, Command]:
 def fly(command: Command, in_flight: int, delay: str) -> Flight:
     """Run a command once."""
     rollouts = ROLLOUTS_PER_PLACE * in_flight
-    with serving(delay) as endpoint, sampled({endpoint.pid}) as samples:
+    with serving(delay) as endpoint, sampled(partial(memory_mb, {endpoint.pid}), SAMPLE_SECONDS) as samples:
         cost = measured(command(in_flight), endpoint.base_url, rollouts, in_flight)
     served = endpoint.served
     return Flight(
         efficiency=ideal_seconds(served.waits.values(), in_flight) / (served.last - served.first),
         busy=cost.cpu_seconds / cost.wall_seconds / (os.cpu_count() or 1),
         start_seconds=served.first - cost.started,
-        memory_mb=statistics.median(samples) if samples else 0.0,
+        memory_mb=statistics.median(filter(None, samples)) if any(samples) else 0.0,
     )
 
 
@@ -85,24 +85,9 @@ def memory_each(command: Command, flight: Flight, in_flight: int) -> float:
     return (flight.memory_mb - few.memory_mb) / (in_flight - FEW)
 
 
-@contextmanager
-def sampled(not_these: set[int]) -> Iterator[list[float]]:
-    """Look again and again at the megabytes of all processes that this one has started, but for some."""
-    samples: list[float] = []
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(SAMPLE_SECONDS):
-            if pids := set(descendants(os.getpid())) - not_these:
-                samples.append(sum(map(pss_mb, pids)))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        over.set()
-        thread.join()
+def memory_mb(not_these: set[int]) -> float:
+    """Return the megabytes of all processes that this one has started, but for some."""
+    return sum(map(pss_mb, set(descendants(os.getpid())) - not_these))
 
 
 def pss_mb(pid: int) -> float:

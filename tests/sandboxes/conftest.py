@@ -52,6 +52,17 @@ def fake_modal() -> Iterator[FakeModal]:
         yield fake
 
 
+@pytest.fixture(params=["docker", "podman"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    containers.use(request.param, monkeypatch)
+    return str(request.param)
+
+
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    containers.use("docker", monkeypatch)
+
+
 @pytest.fixture(params=_marked(KINDS))
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return _prepared(request, monkeypatch)

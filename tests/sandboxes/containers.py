@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ import pytest
 from sandboxes.base import ExecResult, Sandbox, SandboxSpec
 from sandboxes.docker import DockerBackend
 from tests import engines
+from tests.sandboxes.support import in_sandbox
 
 T = TypeVar("T")
 SPEC = SandboxSpec(run_name="tests", rollout_id=f"r-{os.getpid()}")  # others may test on the same machine
@@ -44,15 +44,7 @@ def api(engine: str = "docker") -> Iterator[docker.APIClient]:
 
 def run(body: Callable[[Sandbox], Awaitable[T]], backend: DockerBackend | None = None, **changes: Any) -> T:
     """Run ``body`` with a sandbox that is closed afterwards."""
-
-    async def main() -> T:
-        sandbox = await (backend or DockerBackend()).open(replace(SPEC, **changes))
-        try:
-            return await body(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(main())
+    return in_sandbox(backend or DockerBackend(), replace(SPEC, **changes), body)
 
 
 def exec_all(*commands: str, timeout_seconds: float = 20, **changes: Any) -> list[ExecResult]:

@@ -46,7 +46,11 @@ def backend(kind: str) -> Backend:
 
 def run(kind: str, body: Callable[[Sandbox], Awaitable[T]], spec: SandboxSpec = SPEC) -> T:
     """Run ``body`` with a sandbox that is closed afterwards."""
-    chosen = backend(kind)
+    return in_sandbox(backend(kind), spec, body)
+
+
+def in_sandbox(chosen: Backend, spec: SandboxSpec, body: Callable[[Sandbox], Awaitable[T]]) -> T:
+    """Run ``body`` with a backend's sandbox that is closed afterwards."""
 
     async def main() -> T:
         sandbox = await chosen.open(spec)

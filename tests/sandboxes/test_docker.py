@@ -17,23 +17,12 @@ from sandboxes.base import ExecResult, Sandbox, SandboxError, SandboxFileError
 from sandboxes.container_sandbox import ContainerSandbox
 from sandboxes.docker import DockerBackend
 from tests import engines
-from tests.sandboxes.containers import SPEC, api, exec_all, image, inspected, ours, output, run, use
+from tests.sandboxes.containers import SPEC, api, exec_all, image, inspected, ours, output, run
 from tests.sandboxes.support import MINUTE, descriptors, wait_until
 
 pytestmark = pytest.mark.docker
 ROOT = Path(__file__).parents[2]
 GONE_SECONDS = 5.0
-
-
-@pytest.fixture(params=["docker", "podman"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    use(request.param, monkeypatch)
-    return str(request.param)
-
-
-@pytest.fixture
-def docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    use("docker", monkeypatch)
 
 
 def look(engine: str, **changes: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sandboxes import docker_owners
 from sandboxes.base import Sandbox
 from sandboxes.docker import DockerBackend
 from tests import engines
-from tests.sandboxes.containers import SPEC, api, ours, output, run, use
+from tests.sandboxes.containers import SPEC, api, ours, output, run
 from tests.sandboxes.support import MINUTE, descriptors, wait_until
 
 pytestmark = pytest.mark.docker
@@ -53,17 +53,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield http.server_address[1]
         http.shutdown()
         thread.join()
-
-
-@pytest.fixture(params=["docker", "podman"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    use(request.param, monkeypatch)
-    return str(request.param)
-
-
-@pytest.fixture
-def docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    use("docker", monkeypatch)
 
 
 def addresses_of_the_host() -> list[str]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandboxes.guard import guard
+from tests.sandboxes import guard_names
 
 HOME = "/home/ann"
 
@@ -344,12 +345,12 @@ PASSED = [
 ]
 
 
-@pytest.mark.parametrize("command", REFUSED)
+@pytest.mark.parametrize("command", [*REFUSED, *guard_names.REFUSED])
 def test_refuses(command: str) -> None:
     assert guard(command, home=HOME)
 
 
-@pytest.mark.parametrize("command", PASSED)
+@pytest.mark.parametrize("command", [*PASSED, *guard_names.PASSED])
 def test_passes(command: str) -> None:
     assert guard(command, home=HOME) == ""
 

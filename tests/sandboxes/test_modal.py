@@ -19,7 +19,7 @@ from sandboxes.base import Sandbox, SandboxError
 from sandboxes.docker_settings import DEFAULT_IMAGE
 from sandboxes.modal import ModalBackend
 from tests.sandboxes.remote import TOKEN, FakeModal
-from tests.sandboxes.support import MINUTE, SPEC, wait_until
+from tests.sandboxes.support import MINUTE, SPEC, in_sandbox, wait_until
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -44,14 +44,7 @@ def fake(fake_modal: FakeModal, monkeypatch: pytest.MonkeyPatch) -> FakeModal:
 
 
 def run(body: Callable[[Sandbox], Awaitable[T]], **changes: Any) -> T:
-    async def main() -> T:
-        sandbox = await ModalBackend().open(replace(SPEC, **changes))
-        try:
-            return await body(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(main())
+    return in_sandbox(ModalBackend(), replace(SPEC, **changes), body)
 
 
 def output(command: str, **changes: Any) -> str:

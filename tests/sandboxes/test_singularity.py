@@ -22,7 +22,7 @@ from sandboxes.singularity import SingularityBackend
 from sandboxes.singularity_images import source_of
 from sandboxes.singularity_instance import of_image, words
 from tests.sandboxes.instances import StandIn
-from tests.sandboxes.support import MINUTE, SPEC, running, until, wait_until
+from tests.sandboxes.support import MINUTE, SPEC, in_sandbox, running, until, wait_until
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -51,14 +51,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def run(body: Callable[[Sandbox], Awaitable[T]], backend: SingularityBackend | None = None, **changes: Any) -> T:
-    async def main() -> T:
-        sandbox = await (backend or SingularityBackend()).open(replace(SPEC, **changes))
-        try:
-            return await body(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(main())
+    return in_sandbox(backend or SingularityBackend(), replace(SPEC, **changes), body)
 
 
 def output(command: str, **changes: Any) -> str:

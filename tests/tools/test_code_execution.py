@@ -121,7 +121,7 @@ def test_a_script_calls_the_tools_in_every_sandbox(kind: str) -> None:
     assert (failed["output"], failed["exit_code"]) == ("naïve\n", 3)
     assert "not found" in missing["error"]
     assert after["output"].split()[:2] == ["deep", "naïve"]  # what a script's commands leave stays
-    assert "code_" not in after["output"]
+    assert "tmp." not in after["output"]
 
 
 def test_how_scripts_end(a_kind: str) -> None:
