@@ -33,7 +33,8 @@ REPEATS_WARNED, REPEATS_BLOCKED = 3, 4
 _MAX_LINE_BYTES = 4 * MAX_LINE_CHARS + 600  # with the path in front
 _BAD_PATTERN, _NO_FOLDER = 3, 4  # exit codes of the script
 _CUT_MARK = "... [truncated]"
-_MATCH = re.compile(r"(.*?):(\d+):(.*)", re.DOTALL)
+# A path may hold what looks like a line's number: where grep can do it, a byte that paths hardly hold stands behind it.
+_MATCH = re.compile(r"(?:([^\x01]*)\x01|(.*?):)(\d+):(.*)", re.DOTALL)
 _IN_BRACKETS = {"d": "0-9", "w": "[:alnum:]_", "s": "[:space:]", "t": "\t"}
 _HOW = {"content": "-n", "files_only": "-l", "count": "-c"}  # the same letters in rg and grep
 
@@ -66,15 +67,17 @@ _FIND_LINES = r"""
 if command -v rg >/dev/null; then
   printf x | rg --no-config -q -e "$e" - 2>&1 >/dev/null; [ $? -lt 2 ] || exit 3
   [ "$r" = . ] && set -- {globs}
+  [ "$how" != -n ] || how="-n -0"
   found() { rg --no-config --no-messages --no-heading --color never --sort path $how -H "$@" -e "$e" -- "$r"; }
 else
+  [ "$how" != -n ] || ! printf x | grep -qZ x || how="-n -Z"
   if printf x | grep -qP x; then how="$how -P"; else how="$how -E" e=$x; fi
   if printf x | grep -qI x; then how="$how -I"; fi
   printf x | grep $how -e "$e" 2>&1 >/dev/null; [ $? -lt 2 ] || exit 3
   found() { files | tr '\n' '\0' | xargs -0 grep $how -H -e "$e"; }
 fi
 """
-_PAGE = """found "$@" | LC_ALL=C cut -b 1-{bytes} | LC_ALL=C sed -n -e '{first},{last}p' -e '$='"""
+_PAGE = """found "$@" | tr '\\000' '\\001' | LC_ALL=C cut -b 1-{bytes} | LC_ALL=C sed -n -e '{first},{last}p' -e '$='"""
 _PAGE_OF_COUNTS = """found "$@" | {
   n=0 s=0
   while IFS= read -r line; do
@@ -246,8 +249,8 @@ async def _result(sandbox: Sandbox, query: _Query, page: _Page) -> JsonObject:
         pairs = (line.rpartition(":") for line in page.lines)
         result = {"total_count": page.sum, "counts": {_path(query, page, name): int(n) for name, _, n in pairs}}
     else:
-        parsed = (match.groups() for match in map(_MATCH.fullmatch, page.lines) if match)
-        found = [_Line(name, int(number), text) for name, number, text in parsed]
+        parsed = (match.groups("") for match in map(_MATCH.fullmatch, page.lines) if match)
+        found = [_Line(marked or plain, int(number), text) for marked, plain, number, text in parsed]
         lines = await _with_context(sandbox, query, found) if query.context else found
         kept = _fitting([replace(line, path=_path(query, page, line.path), text=_cut(line.text)) for line in lines])
         if len(kept) < len(lines):

@@ -85,6 +85,17 @@ def test_matches_have_path_line_and_content(everywhere: Rollout) -> None:
     assert search(everywhere, "nothing like it") == {"total_count": 0, "matches": []}
 
 
+def test_names_that_look_like_a_place_in_a_file(everywhere: Rollout) -> None:
+    everywhere.write("a:12:b.txt", "needle\n")
+    everywhere.write("plain.txt", "x: needle:3:y\n")
+    found = lines(search(everywhere, "needle"))
+    if everywhere.shell("{ printf x | grep -qZ x || command -v rg; } >/dev/null 2>&1 && echo yes"):
+        assert found == [("a:12:b.txt", 1, "needle"), ("plain.txt", 1, "x: needle:3:y")]
+    assert ("plain.txt", 1, "x: needle:3:y") in found
+    with_context = search(everywhere, "needle", context=1)
+    assert ("plain.txt", 1, "x: needle:3:y") in lines(with_context)
+
+
 def test_five_matches_and_more_are_grouped_by_file(rollout: Rollout) -> None:
     rollout.write("a", "x\n" * 3)
     rollout.write("b", "y\nx\nx\n")
