@@ -5,7 +5,9 @@ may be sent a second. It starts modestly and grows fast while answers come as qu
 (429, or a server that is overloaded) shows where the limit is: from then on it stays just below, feels for more with
 small steps, and takes them faster the longer nobody minds, for limits change. Open requests and requests a second are
 bounded side by side, because an endpoint may limit either and does not say which; a limit of tokens shows as one of
-requests. A wait that the endpoint asks for holds for all workers at once.
+requests. Where refusals come at always the same number of open requests, that is the limit, and the rate is free again.
+An endpoint that takes nothing at all (what it gives a minute is used up) is tried with one request, and less and less
+often; what it took before is not forgotten. A wait that the endpoint asks for holds for all workers at once.
 
 Rising answer times without more answers mean that something is saturated, there or here: then it stops growing, too.
 So it does while this machine is short of memory or busy beyond reason, or sandboxes take much longer to start.
@@ -23,18 +25,25 @@ START_REQUESTS = 8.0
 MAX_ROLLOUTS = 1024
 MAX_WAIT_SECONDS = 120.0  # of what an endpoint asks for
 _RATE_SECONDS = 10.0  # over which requests are counted: endpoints save up what was not used for a while
+_HEARD_SECONDS = 0.1  # after which all workers, busy ones too, send no more than the last cut allows
 _SOON_SECONDS = 1.0  # a refusal so soon after a cut means that the limit is far below
 _TELLING_SPREAD = 0.7  # the bound that was met at always the same place is the true one, the other is left alone
 _TELLING_TIMES = 3
+_SAME_PLACE = 0.1  # of spread is none
+_LEAST_RATE = 0.05
+_MAX_PAUSE_SECONDS = 4.0
+_PROBE_SECONDS = 0.3  # in which a refusal comes, if one comes
 _FEW = 4  # open requests
 _OPEN_SECONDS = 30.0  # as many open requests as were taken so recently are not what an endpoint minds
-_START_FACTOR = 1.5  # of growth while no limit is known
+_START_FACTOR = 1.75  # of growth while no limit is known
 _MIN_STEP_SECONDS = 0.5
 _FIRST_CUT, _LATER_CUT = 0.85, 0.97
 _WORST = 0.5  # of a bound may be left by a cut, whatever was measured
 _NEAR = 0.99  # of where the limit was seen: up to there growth is quick
 _QUICK = 0.7  # of what is missing, each second
-_CREEP = 0.015  # of growth a second beyond; as much more with every second that nobody minds
+_CREEP = 0.008  # of growth a second beyond
+_CREEP_GROWTH = 0.5  # of that, with every second that nobody minds
+_BOLD_CREEP = 0.03
 _MAX_CREEP = 0.2
 _USED = 0.85  # of a bound must be in use for it to be raised
 _SLOWER = 2.0  # times the best answer time: growth must be worth it from here on
@@ -100,6 +109,12 @@ class _Bound:
         limit = min(self.value, max(measured, least))
         factor = _LATER_CUT if self.known and not again else _FIRST_CUT
         self.value = max(limit * factor, self._floor)
+        # Cuts that follow each other at once may have gone too far: what was measured is no limit to be wary of.
+        self.known, self._limit, self._creep = True, self.value if again else limit, _BOLD_CREEP if again else _CREEP
+
+    def found(self, limit: float) -> None:
+        """The limit is certain, wherever it was thought to be."""
+        self.value = max(limit * _LATER_CUT, self._floor)
         self.known, self._limit, self._creep = True, limit, _CREEP
 
     def grow(self, seconds: float) -> None:
@@ -109,7 +124,11 @@ class _Bound:
             self.value += max(missing * min(_QUICK * seconds, 1.0), 0.002 * self.value * seconds)
         else:
             self.value *= 1 + min(self._creep * seconds, 0.25)
-            self._creep = min(self._creep + _CREEP * seconds, _MAX_CREEP)
+            self._creep = min(self._creep * (1 + _CREEP_GROWTH * seconds), _MAX_CREEP)
+
+
+def _unbounded() -> _Bound:
+    return _Bound(inf, _LEAST_RATE)
 
 
 @dataclass
@@ -118,7 +137,7 @@ class Controller:
 
     max_rollouts: int = MAX_ROLLOUTS
     _requests: _Bound = field(default_factory=lambda: _Bound(START_REQUESTS, 1.0))
-    _rate: _Bound = field(default_factory=lambda: _Bound(inf, 0.05))
+    _rate: _Bound = field(default_factory=_unbounded)
     _answers: deque[tuple[float, int]] = field(default_factory=deque)
     _accepted: deque[tuple[float, int]] = field(default_factory=deque)  # sent and not refused
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
@@ -127,11 +146,15 @@ class Controller:
     _best_sandbox_seconds: float = inf
     _taken: deque[tuple[float, int]] = field(default_factory=deque)  # open requests at most, that were not refused
     _open: dict[int, Seen] = field(default_factory=dict)  # the latest of each worker
-    _met: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4))  # open, a second, at refusals
+    _met: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=_TELLING_TIMES)
+    )  # open, a second, at refusals
     _refused: bool = False
     _cut_at: float = -inf
+    _pause_seconds: float = 0.0  # between two looks at an endpoint that takes nothing
     _not_before: float = -inf
     _decided_at: float | None = None
+    _ceiling: float = inf  # of open requests, after an endpoint took none
     _stepped_at: float = -inf
     _rate_before_step: float = 0.0
     _busy_share: float = 1.0  # of rollouts that wait for an answer
@@ -141,10 +164,11 @@ class Controller:
         """Take a worker's report."""
         self._open[worker] = seen
         self._answers.append((now, seen.answered))
-        self._accepted.append((now, seen.sent - seen.refused))
+        refused = seen.refused if seen.refused_since > self._cut_at else 0  # what was sent before is not counted since
+        self._accepted.append((now, seen.sent - refused))
         self._seconds.extend(seen.seconds)
         self._sandbox_seconds.extend(seen.sandbox_seconds)
-        if seen.refused and seen.refused_since > self._cut_at:
+        if seen.refused and seen.refused_since > self._cut_at + _HEARD_SECONDS:
             self._refused = True
         if seen.wait_seconds:
             self._not_before = max(self._not_before, now + min(seen.wait_seconds, MAX_WAIT_SECONDS))
@@ -169,25 +193,43 @@ class Controller:
         if rollouts:
             busy = (open_requests + sum(seen.waiting_requests for seen in self._open.values())) / rollouts
             self._busy_share += (min(busy, 1.0) - self._busy_share) * min(passed, 1.0) * 0.2
-        return Pace(
-            self._rollouts(rollouts, host), self._requests.value, self._rate.value, self._not_before, self._told(now)
-        )
+        requests = min(self._requests.value, self._reopened(open_requests, now))
+        return Pace(self._rollouts(rollouts, host), requests, self._rate.value, self._not_before, self._told(now))
+
+    def _reopened(self, open_requests: int, now: float) -> float:
+        """Return how many requests may be open at an endpoint that took none a moment ago: one tells as much as all."""
+        if not self._pause_seconds:
+            return inf
+        if now < self._not_before + _PROBE_SECONDS:
+            self._ceiling = open_requests + 1.0
+        elif self._ceiling < self._requests.value:
+            self._ceiling = _START_FACTOR * self._ceiling + 1
+        return self._ceiling
 
     def _cut(self, now: float) -> None:
+        if now - self._cut_at < _SOON_SECONDS + self._pause_seconds and self._accepted_since(self._cut_at) <= 0:
+            self._pause_seconds = min(max(2 * self._pause_seconds, _HEARD_SECONDS), _MAX_PAUSE_SECONDS)
+            self._not_before = max(self._not_before, now + self._pause_seconds)
+            self._cut_at = now
+            self._why = "the endpoint takes nothing now"
+            return
+        self._pause_seconds = 0.0
         again = now - self._cut_at < _SOON_SECONDS
         since = max(now - _RATE_SECONDS, self._cut_at) if self._rate.known else now - 2 * _SOON_SECONDS
         per_second = _per_second(self._accepted, since, now)
         most_open = self._most_open()
         taken_before = most_open < _USED * max(most for _, most in self._taken)
-        if again:
-            self._met.clear()
         self._met.append((most_open, per_second))
         open_spread, rate_spread = (_spread(values) for values in zip(*self._met, strict=True))
-        if not taken_before and open_spread <= rate_spread / _TELLING_SPREAD:
+        open_tells = len(self._met) == _TELLING_TIMES and most_open >= _FEW and open_spread <= _SAME_PLACE < rate_spread
+        if open_tells:
+            self._rate = _unbounded()
+            self._requests.found(most_open)
+        elif not taken_before and open_spread <= rate_spread / _TELLING_SPREAD:
             self._requests.cut(most_open, again=again)
         # Open requests bound the rate as well, so they are cut first, unless they are too few to be cut by a little.
         needed = self._rate.known or again or taken_before or most_open < _FEW
-        if needed and rate_spread <= open_spread / _TELLING_SPREAD:
+        if needed and not open_tells and rate_spread <= open_spread / _TELLING_SPREAD:
             self._rate.cut(per_second, again=again)
         self._cut_at = now
         self._why = "the endpoint's limit"
@@ -209,6 +251,9 @@ class Controller:
             self._stepped_at = now
             self._requests.value = min(self._requests.value * _START_FACTOR, float(self.max_rollouts))
             self._why = ""
+
+    def _accepted_since(self, since: float) -> int:
+        return sum(count for at, count in self._accepted if at > since)
 
     def _most_open(self) -> int:
         return sum(seen.most_open for seen in self._open.values())

@@ -58,10 +58,10 @@ class Endpoint:
 
 
 @contextmanager
-def serving(delay: str = "none") -> Iterator[Endpoint]:
+def serving(delay: str = "none", limit: str = "") -> Iterator[Endpoint]:
     """Run the endpoint meanwhile."""
     pipe = subprocess.PIPE
-    words = [sys.executable, "-m", "tests.bench.endpoint", delay]
+    words = [sys.executable, "-m", "tests.bench.endpoint", delay, limit]
     with subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as server:
         assert server.stdin
         assert server.stdout

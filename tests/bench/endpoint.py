@@ -1,8 +1,9 @@
 """An endpoint that costs next to nothing: one terminal call, then a final answer, plain or streamed as asked.
 
-    python -m tests.bench.endpoint [none | constant | spread | heavy]
+    python -m tests.bench.endpoint [none | constant | spread | heavy] [LIMIT]
 
-Prints its base_url; when its stdin ends, prints what it saw (``Served``) as JSON and ends. Answers come at once, after
+Prints its base_url; when its stdin ends, prints what it saw (``Served``) as JSON and ends. What a limit is stands in
+limits.py; what is above it is answered with HTTP 429 at once. Answers come at once, after
 a second, after half to one and a half, or after a log-normal time with a mean of one second that is cut at twenty;
 drawn by prompt and turn, so that whoever asks the same waits as long.
 """
@@ -20,7 +21,9 @@ from typing import Any
 
 from aiohttp import web
 
-USAGE = {"prompt_tokens": 1000, "completion_tokens": 20, "total_tokens": 1020}
+from tests.bench.limits import REQUEST_TOKENS, Limit
+
+USAGE = {"prompt_tokens": REQUEST_TOKENS - 20, "completion_tokens": 20, "total_tokens": REQUEST_TOKENS}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "echo hello"}'}}
 HEAVY_MOST_SECONDS = 20.0
 
@@ -34,6 +37,8 @@ class Served:
     waits: dict[str, float] = field(
         default_factory=dict
     )  # seconds in all, by prompt, in the order they were first seen
+    reached: float = 0.0  # of what its limit allowed, 0 to 1
+    refused: float = 0.0  # of all requests, 0 to 1
 
 
 def drawn(kind: str, key: str) -> float:
@@ -50,22 +55,35 @@ def drawn(kind: str, key: str) -> float:
 
 
 class Delays:
-    """Lets requests wait, and keeps count."""
+    """Lets requests wait, or turns them away, and keeps count."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, limit: Limit | None = None) -> None:
         self.kind = kind
+        self.limit = limit
         self.served = Served()
 
     async def wait(self, asked: dict[str, Any]) -> None:
+        """Raise HTTPTooManyRequests for what is above the limit."""
         served = self.served
         served.first = served.first or time.monotonic()
         prompt = str(next((each["content"] for each in asked["messages"] if each["role"] == "user"), ""))
         answers = sum(each["role"] == "assistant" for each in asked["messages"])
-        if self.kind != "none":
-            seconds = drawn(self.kind, f"{prompt}\0{answers}")
-            served.waits[prompt] = served.waits.get(prompt, 0.0) + seconds
-            await asyncio.sleep(seconds)
+        seconds = drawn(self.kind, f"{prompt}\0{answers}")
+        if self.limit and not self.limit.take(time.monotonic(), seconds):
+            raise web.HTTPTooManyRequests(text='{"error": {"message": "too many requests"}}')
+        try:
+            if seconds:
+                served.waits[prompt] = served.waits.get(prompt, 0.0) + seconds
+                await asyncio.sleep(seconds)
+        finally:
+            if self.limit:
+                self.limit.ended()
         served.last = time.monotonic()
+
+    def told(self) -> Served:
+        if self.limit:
+            self.served.reached, self.served.refused = self.limit.reached, self.limit.refused_share
+        return self.served
 
 
 DELAYS = web.AppKey("delays", Delays)
@@ -105,9 +123,9 @@ async def models(_: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "bench", "object": "model", "context_length": 131072}]})
 
 
-async def serve(kind: str) -> None:
+async def serve(kind: str, limit: Limit | None) -> None:
     app = web.Application(client_max_size=1 << 28)
-    delays = app[DELAYS] = Delays(kind)
+    delays = app[DELAYS] = Delays(kind, limit)
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app, access_log=None)
@@ -116,9 +134,10 @@ async def serve(kind: str) -> None:
     await site.start()
     print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    print(json.dumps(asdict(delays.served)), flush=True)
+    print(json.dumps(asdict(delays.told())), flush=True)
     await runner.cleanup()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1] if len(sys.argv) > 1 else "none"))
+    kind, limit, *_ = [*sys.argv[1:], *("none", "")[len(sys.argv) - 1 :]]
+    asyncio.run(serve(kind, Limit.read(limit) if limit else None))

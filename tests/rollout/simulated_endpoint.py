@@ -15,6 +15,7 @@ from rollout.controller import Controller, Host, Pace, Seen
 TELL_SECONDS = 0.2
 REFUSAL_SECONDS = 0.02
 BURST_SECONDS = 0.05
+BRAKE_SECONDS = 0.1
 
 
 class Limit(Protocol):
@@ -63,6 +64,26 @@ class Bucket:
 
 
 @dataclass
+class Window:
+    """So many in every window of time, and none until the next one begins when they are used up."""
+
+    seconds: float
+    requests: int
+    says_when: bool = False
+    window: int = -1
+    taken: int = 0
+
+    def takes(self, now: float, _open_requests: int) -> bool:
+        if int(now / self.seconds) != self.window:
+            self.window, self.taken = int(now / self.seconds), 0
+        self.taken += 1
+        return self.taken <= self.requests
+
+    def retry_after(self, now: float) -> float:
+        return self.seconds - now % self.seconds if self.says_when else 0.0
+
+
+@dataclass
 class Run:
     """An endless supply of rollouts that do nothing but ask."""
 
@@ -83,6 +104,7 @@ class Run:
     _accepted: int = 0
     _saved: float = 1.0
     _saved_at: float = 0.0
+    _braked_until: float = 0.0
     _turn_comes: bool = False
     _report: dict[str, float] = field(default_factory=dict)
     _times: deque[float] = field(default_factory=deque)
@@ -140,6 +162,8 @@ class Run:
     def _on_refusal(self, now: float, sent_at: float) -> None:
         self._open -= 1
         self.refused += 1
+        self._braked_until = now + BRAKE_SECONDS
+        self._at(self._braked_until, "turn")
         wait = self.limit.retry_after(now)
         report = self._report
         report["refused"] += 1
@@ -160,7 +184,7 @@ class Run:
         passed, self._saved_at = now - self._saved_at, now
         most = max(1.0, per_second * BURST_SECONDS)
         self._saved = min(self._saved + passed * per_second, most) if per_second < inf else 1e9
-        places = round(self.pace.requests) if now >= self.pace.not_before else 0
+        places = round(self.pace.requests) if now >= max(self.pace.not_before, self._braked_until) else 0
         while self._waiting and self._open < places and self._saved >= 1:
             self._saved -= 1
             self._waiting -= 1
