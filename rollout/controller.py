@@ -113,7 +113,7 @@ class _Bound:
         self.known, self._limit, self._creep = True, self.value if again else limit, _BOLD_CREEP if again else _CREEP
 
     def found(self, limit: float) -> None:
-        """The limit is certain, wherever it was thought to be."""
+        """Take a limit that is certain, wherever it was thought to be."""
         self.value = max(limit * _LATER_CUT, self._floor)
         self.known, self._limit, self._creep = True, limit, _CREEP
 

@@ -103,7 +103,7 @@ def test_a_bounded_number_of_rollouts_has_the_browser(site: Site, monkeypatch: p
         for after_seconds in (0.0, 0.1, 0.5, 0.0, 0.05, 1.0):  # the browser is started meanwhile, and is there later
             with worker.rollout() as rollout:
                 rollout.wait(cancelled(rollout.calling("navigate", url=site.url("/silent")), after_seconds))
-            wait_until(lambda: rollout.wait(is_free(worker)), "a cancelled rollout has given back its place", 10)
+            wait_until(lambda: rollout.wait(is_free(worker)), "a cancelled rollout has given back its place")
         with worker.rollout() as one, worker.rollout() as other:
             one.open(site.url())
             told = "The browser is used by too many others at the moment; try again later"
