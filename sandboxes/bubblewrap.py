@@ -50,11 +50,11 @@ _ISOLATION = (
     *("--new-session", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"),
 )
 
-# Outside, above bwrap: removes the folder when the inside has ended, whoever brought that about.
-_JANITOR = """private=$1; shift
+# Outside, above bwrap: removes the folders when the inside has ended, whoever brought that about.
+_JANITOR = """private=$1 channel=$2; shift 2
 "$@"
 exec >/dev/null 2>&1 </dev/null
-rm -rf "$private" || { chmod -R u+rwX "$private"; rm -rf "$private"; }
+rm -rf "$private" "$channel" || { chmod -R u+rwX "$private"; rm -rf "$private"; }
 """
 
 
@@ -113,7 +113,7 @@ def _try(users: Sequence[str]) -> str:
         except subprocess.TimeoutExpired:
             return f"no answer for {PROBE_SECONDS:.0f} s"
         finally:
-            folders.remove_tree(folder.root)
+            folder.remove()
     return "" if tried.returncode == 0 else tried.stderr.strip() or f"exit code {tried.returncode}"
 
 
@@ -165,7 +165,7 @@ def _limited(command: list[str], users: Sequence[str]) -> list[str]:
 
 
 def _watched(folder: Folder, command: list[str]) -> list[str]:
-    return ["/bin/sh", "-c", _JANITOR, "sh", str(folder.root), *command]
+    return ["/bin/sh", "-c", _JANITOR, "sh", str(folder.root), str(folder.channel), *command]
 
 
 def _places(cwd: str) -> tuple[str, str]:

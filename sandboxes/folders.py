@@ -1,6 +1,8 @@
 """The private folders of sandboxes on this machine: where they are, whose they are, and how they go.
 
-They live in one folder per user, mode 0700, under the temporary folder. A folder's name tells its owner: the worker's
+They live in one folder per user, mode 0700, under the temporary folder; what the worker and a sandbox's shell tell each
+other goes through a folder of the same name in memory, where files are made and removed in a fraction of the time, and
+no busy disk holds up a worker. A folder's name tells its owner: the worker's
 pid, its start time, its pid namespace, a number. One whose owner is dead is swept, together with the processes that
 were started for it, by whatever run comes next. A folder made in another pid namespace (a container that uses the same
 temporary folder) is left alone: nothing here can tell whether its owner lives.
@@ -25,6 +27,8 @@ from sandboxes.base import SandboxError
 _NAME = re.compile(r"(?P<pid>\d+)-(?P<start>\d+)-(?P<namespace>\d+)-\d+")
 _FEW = 64  # entries of a folder
 _SMALL_BYTES = 1 << 20  # of a file
+_MEMORY = Path("/dev/shm")  # noqa: S108 (the folder made there is checked to be ours)
+_ROOM_BYTES = 256 << 20  # free there: what is written to a file in a sandbox passes through
 _numbers = itertools.count(1)
 
 
@@ -33,6 +37,7 @@ class Folder:
     """One sandbox's folder and what is in it."""
 
     root: Path
+    channel: Path  # what the worker and the resident shell share; commands have no business there
 
     @property
     def home(self) -> Path:
@@ -49,10 +54,14 @@ class Folder:
         """The first working folder."""
         return self.root / "workspace"
 
-    @property
-    def channel(self) -> Path:
-        """What the worker and the resident shell share; commands have no business there."""
-        return self.root / "channel"
+    def remove(self) -> None:
+        """Remove it whatever it holds; what resists is left to the next sweep."""
+        remove_tree(self.channel)
+        remove_tree(self.root)
+
+    def remove_if_small(self) -> bool:
+        """Remove it when that takes no time worth mentioning; tell whether it is gone."""
+        return _remove_if_small(self.channel) and _remove_if_small(self.root)
 
 
 def base() -> Path:
@@ -60,7 +69,24 @@ def base() -> Path:
     temporary = tempfile.gettempdir()
     if not re.fullmatch(r"[\w./+-]+", temporary):  # the path stands unquoted in shell text
         temporary = "/tmp"  # noqa: S108 (the folder below is checked to be ours)
-    path = Path(temporary) / f"batch-runner-{os.getuid()}"
+    return _private(Path(temporary))
+
+
+def _bases() -> list[Path]:
+    """Return this user's folders of sandboxes: the one on disk, and where there is room in memory the one there."""
+    on_disk = base()
+    try:
+        room = os.statvfs(_MEMORY)
+        has_room = room.f_bavail * room.f_frsize >= _ROOM_BYTES
+        if has_room and on_disk.parent != _MEMORY and os.access(_MEMORY, os.W_OK):
+            return [on_disk, _private(_MEMORY)]
+    except OSError:
+        pass  # no such thing here: all is on disk
+    return [on_disk]
+
+
+def _private(parent: Path) -> Path:
+    path = parent / f"batch-runner-{os.getuid()}"
     try:
         if not os.path.lexists(path):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -77,7 +103,7 @@ def fresh() -> Iterator[Folder]:
     """Make a folder for a sandbox that is about to be built; it goes again when that fails. Raises SandboxError."""
     folder = _create()
     with contextlib.ExitStack() as undo:
-        undo.callback(remove_tree, folder.root)
+        undo.callback(folder.remove)
         try:
             yield folder
         except OSError as error:
@@ -90,23 +116,31 @@ def owned() -> Iterator[Path]:
     """Have a private folder for a while; it is swept like a sandbox's when this process dies. Raises SandboxError."""
     folder = _create()
     try:
-        yield folder.channel
+        yield folder.root
     finally:
-        remove_tree(folder.root)
+        folder.remove()
 
 
 def _create() -> Folder:
     me = processes.process(os.getpid())
     if me is None:
         raise SandboxError("/proc does not show this process; sandboxes need a mounted /proc")
-    folder = Folder(base() / f"{me.pid}-{me.start_ticks}-{_namespace(me.pid)}-{next(_numbers)}")
+    name = f"{me.pid}-{me.start_ticks}-{_namespace(me.pid)}-{next(_numbers)}"
+    on_disk, *in_memory = _bases()
+    folder = Folder(on_disk / name, channel=in_memory[0] / name if in_memory else on_disk / name / "channel")
     try:
         for path in (folder.root, folder.home, folder.tmp, folder.workspace, folder.channel):
             path.mkdir(mode=0o700)
     except OSError as error:
-        remove_tree(folder.root)
+        folder.remove()
         raise SandboxError(f"no folder for the sandbox: {error}") from error
     return folder
+
+
+def remove(name: str) -> None:
+    """Remove a sandbox's folder by its name."""
+    for each in _bases():
+        remove_tree(each / name)
 
 
 def remove_tree(path: Path) -> None:
@@ -120,8 +154,7 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_if_small(path: Path) -> bool:
-    """Remove a folder when that takes no time worth mentioning; tell whether it is gone."""
+def _remove_if_small(path: Path) -> bool:
     entries = 0
     for folder, _, files in os.walk(path):
         entries += len(files) + 1
@@ -140,7 +173,7 @@ def sweep() -> list[str]:
         if folder.parent == where and _owner_is_dead(folder.name, here) and _namespace(item.pid) == here:
             processes.kill(item.pid)
             swept.add(folder.name)
-    for path in where.iterdir():
+    for path in (path for each in _bases() for path in each.iterdir()):
         if is_left_over(path.name):
             remove_tree(path)
             swept.add(path.name)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sandboxes import folders, processes, shell
+from sandboxes import processes, shell
 from sandboxes.base import SandboxError
 from sandboxes.folders import Folder
 from sandboxes.host_job import Job
@@ -84,10 +84,10 @@ class HostSandbox(ShellSandbox[Job, Resident]):
         ended = [await end(process, END_SECONDS) for process in self._host_shell.processes]
         if all(ended) and processes.no_orphan_lives():
             self._plan.destroy(self._host_shell.processes)
-            if folders.remove_if_small(self._plan.folder.root):
+            if self._plan.folder.remove_if_small():
                 return
         await asyncio.to_thread(self._destroy)
 
     def _destroy(self) -> None:
         self._plan.destroy(self._host_shell.processes)
-        folders.remove_tree(self._plan.folder.root)
+        self._plan.folder.remove()

@@ -30,7 +30,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-# Arguments: channel folder, shell for commands, folder whose processes and self are removed at the end ("" for none).
+# Arguments: channel folder, shell for commands, private folder. At the end the private folder (unless ""), the channel
+# and all processes that were started for it are removed.
 RESIDENT = r"""
 channel=$1 shell=$2 private=$3
 name=${shell##*/}
@@ -111,7 +112,7 @@ done
 
 [ -n "$private" ] || exit 0
 kill_all
-rm -rf "$private" || { chmod -R u+rwX "$private"; rm -rf "$private"; }
+rm -rf "$private" "$channel" || { chmod -R u+rwX "$private"; rm -rf "$private"; }
 """
 
 # Said by a command's shell at its end: one group of builtins, which costs no process. "command" steps over functions of

@@ -102,7 +102,7 @@ class SingularityBackend:
         """See the protocol."""
         stopped = singularity_instance.stop_left_overs() if singularity_instance.program() else []
         for name in stopped:
-            folders.remove_tree(folders.base() / name.rpartition(".")[2])
+            folders.remove(name.rpartition(".")[2])
         return [*(f"instance {name}" for name in stopped), *folders.sweep()]
 
     async def _start(self, image: str, run_name: str, settings: Settings) -> Instance:

@@ -47,13 +47,13 @@ _NOT_OF_THE_IMAGE = re.compile(
 _ITS_LIBRARIES = "/.singularity.d/libs"
 
 # Arguments: seconds to start, seconds to stop, folder, name, program, its arguments for the start.
-_KEEPER = """start=$1 stop=$2 folder=$3 name=$4 program=$5; shift 5
+_KEEPER = """start=$1 stop=$2 folder=$3 channel=$4 name=$5 program=$6; shift 6
 exec 3>&1 >"$folder/log" 2>&1
 timeout -k 5 "$start" "$program" "$@" </dev/null 3>&-
 echo $? >&3
 cat >/dev/null
 timeout -k 5 "$stop" "$program" instance stop --force "$name" </dev/null 3>&-
-rm -rf "$folder" || { chmod -R u+rwX "$folder"; rm -rf "$folder"; }
+rm -rf "$folder" "$channel" || { chmod -R u+rwX "$folder"; rm -rf "$folder"; }
 """
 
 
@@ -102,7 +102,8 @@ class Instance:
         """Start it; return what the program says against that, "" when it runs. Raises SandboxError."""
         (self.folder.root / "overlay").mkdir()
         arguments = [
-            *("/bin/sh", "-c", _KEEPER, "sh", str(START_SECONDS), str(STOP_SECONDS), str(self.folder.root), self.name),
+            *("/bin/sh", "-c", _KEEPER, "sh", str(START_SECONDS), str(STOP_SECONDS)),
+            *(str(self.folder.root), str(self.folder.channel), self.name),
             *(self._program, "instance", "start", *_isolation(self.folder), *_wishes(settings, options, self.folder)),
             *(image, self.name),
         ]
@@ -160,7 +161,7 @@ class Instance:
 
     def _stop_alone(self) -> None:
         _run("instance", "stop", "--force", self.name, seconds=STOP_SECONDS)
-        folders.remove_tree(self.folder.root)
+        self.folder.remove()
 
     def _end_programs(self) -> None:
         for started in self._programs:

@@ -103,7 +103,7 @@ class TestOwnerThatIsKilled:
             paths = [Path(path) for path in owner.stdout.readline().split()]
             assert wait_until(lambda: len(running("1000.21")) == 21)
             assert BACKENDS["local"].sweep() == []  # the owner lives
-            residents = [pid for path in paths for pid in running(f"{path}/channel")]
+            residents = [pid for path in paths for pid in running(str(path))]
             owner.send_signal(signal.SIGSTOP)
             for pid in residents:
                 os.kill(pid, signal.SIGKILL)
@@ -132,7 +132,7 @@ class TestSweep:
                     True,
                     True,
                 )
-                folders.remove_tree(mine.root)
+                mine.remove()
         finally:
             folders.remove_tree(strange)
 

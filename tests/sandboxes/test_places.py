@@ -144,6 +144,7 @@ def test_a_dead_runs_folder_is_swept() -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout
         folder = Path(process.stdout.readline().strip())
-        assert str(folder.parent) not in str(folders.sweep())
+        assert folder.name not in str(folders.sweep())
         process.kill()
-    assert f"folder {folder.parent}" in folders.sweep()
+    assert f"folder {folders.base() / folder.name}" in folders.sweep()
+    assert not folder.exists()
