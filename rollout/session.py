@@ -26,6 +26,7 @@ from rollout.config import RunConfig
 from rollout.extras import Extras
 from rollout.filters import NO_REASONING, no_reasoning
 from rollout.gate import Gate
+from rollout.keys import PLACEHOLDER_KEY
 from rollout.messages import Failure, Usage
 from rollout.on_demand import SandboxOnDemand
 from rollout.rows import Row, RowFacts, build_row, discarded_row, summary
@@ -96,8 +97,10 @@ class Stage:
 
     @staticmethod
     def warm_up() -> None:
-        """Import what a first rollout would import."""
-        import openai  # noqa: F401, PLC0415 - most of a second, paid once where workers are forked from
+        """Import what a first rollout would import, and learn of the machine what each worker would ask anew."""
+        from rollout.transport import Connection  # noqa: PLC0415 - most of a second, paid once before workers are forked
+
+        Connection("http://localhost/v1", PLACEHOLDER_KEY, max_body_bytes=1)  # the client looks at what machine this is
 
     async def close(self) -> None:
         """Close the connections to the endpoint, and what the tools share."""
