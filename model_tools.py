@@ -224,6 +224,7 @@ def bounded_json(result: JsonObject, max_chars: int) -> str:
 
 
 _MAX_NAME_CHARS = 100
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _GRACE_SECONDS = 3.0  # for a tool to clean up when it is given up
 _WHOLE_OBJECT_KEYS = 20  # an object of so few keys is a record, and keeps them all
 _AROUND = re.compile(
@@ -282,7 +283,7 @@ def _valid(text: str) -> str:
 
 
 def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return _ENCODER.encode(value)
 
 
 def _shortened(value: Any, share: int) -> Any:

@@ -61,7 +61,7 @@ class Dialect:
         self._host = host_of(config.base_url)
         self._off = config.reasoning_off
         self._options = _options(config, is_openrouter(self._host))
-        self._preamble = _preamble(config)
+        self._preamble = [dump_json(message) for message in _preamble(config)]
         self._refused: set[Extra] = set()
         self._tool_texts: dict[str, tuple[ToolDefinition, str]] = {}
 
@@ -69,7 +69,7 @@ class Dialect:
         """Return the request that asks for the next message of a conversation."""
         echo = "echo" not in self._refused
         options, extras = self._accepted(self._options)
-        said = [*self._preamble, *(_message(message, echo=echo) for message in messages)]
+        said = [*self._preamble, *(_message_text(message, echo=echo) for message in messages)]
         if echo and any(isinstance(message, AssistantMessage) and message.echo for message in messages):
             extras.add("echo")
         parts = [dump_json(options)[:-1]]
@@ -77,7 +77,7 @@ class Dialect:
             parts.append(f',"tools":[{",".join(map(self._tool_text, tools))}]')
             if "formats" not in self._refused:
                 extras.add("formats")
-        parts.append(f',"messages":{dump_json(said)}}}')
+        parts.append(f',"messages":[{",".join(said)}]}}')
         return Request("".join(parts).encode(errors="replace"), frozenset(extras))
 
     def compose_question(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Request:
@@ -162,6 +162,14 @@ def _preamble(config: RunConfig) -> list[dict[str, Any]]:
     if not config.ephemeral_system_prompt:
         return prefill
     return [{"role": "system", "content": clean_text(config.ephemeral_system_prompt)}, *prefill]
+
+
+def _message_text(message: Message, *, echo: bool) -> str:
+    """Return a message as JSON text; made once, as a rollout sends all that was said with every request."""
+    text = message.sent.get(echo)
+    if text is None:
+        text = message.sent[echo] = dump_json(_message(message, echo=echo))
+    return text
 
 
 def _message(message: Message, *, echo: bool) -> dict[str, Any]:

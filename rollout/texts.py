@@ -46,6 +46,7 @@ def _finite(text: str) -> float | None:
 
 
 # Raw control characters inside strings are let through, as many servers send them; NaN, Infinity and 1e999 become null.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None, parse_float=_finite)
 
 
@@ -59,7 +60,7 @@ def parse_json(text: str) -> Any:
 
 def dump_json(value: Any) -> str:
     """Return compact JSON text, in UTF-8 characters rather than escapes."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def one_line(text: str, max_chars: int) -> str:

@@ -24,6 +24,8 @@ def redact(text: str, secrets: Iterable[str] = ()) -> tuple[str, int]:
 
     ``secrets`` are masked wherever they occur, unless shorter than MIN_SECRET_CHARS. Masking twice changes nothing.
     """
+    if len(text) < MIN_SECRET_CHARS:
+        return text, 0  # most names and many values: nothing that short has any of the shapes
     count = 0
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= MIN_SECRET_CHARS and secret in text:

@@ -58,10 +58,10 @@ class Endpoint:
 
 
 @contextmanager
-def serving(delay: str = "none", limit: str = "") -> Iterator[Endpoint]:
+def serving(delay: str = "none", limit: str = "", turns: int = 0) -> Iterator[Endpoint]:
     """Run the endpoint meanwhile."""
     pipe = subprocess.PIPE
-    words = [sys.executable, "-m", "tests.bench.endpoint", delay, limit]
+    words = [sys.executable, "-m", "tests.bench.endpoint", delay, limit, str(turns)]
     with subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as server:
         assert server.stdin
         assert server.stdout
@@ -94,6 +94,7 @@ def measured(command: str, base_url: str, rollouts: int, in_flight: int) -> Cost
         place = Path(folder)
         lines = [json.dumps({"prompt": f"say hello, number {number}"}) for number in range(rollouts)]
         (place / "prompts.jsonl").write_text("\n".join(lines))
+        (place / "todo.json").write_text('{"toolsets": {"todo": 100}}')
         asked = words(command, base_url, rollouts, in_flight)
         env = {**os.environ, "HOME": folder, "TERMINAL_ENV": "local"}
         started = time.monotonic()

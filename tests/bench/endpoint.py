@@ -1,9 +1,10 @@
 """An endpoint that costs next to nothing: one terminal call, then a final answer, plain or streamed as asked.
 
-    python -m tests.bench.endpoint [none | constant | spread | heavy] [LIMIT]
+    python -m tests.bench.endpoint [none | constant | spread | heavy] [LIMIT] [TURNS]
 
 Prints its base_url; when its stdin ends, prints what it saw (``Served``) as JSON and ends. What a limit is stands in
-limits.py; what is above it is answered with HTTP 429 at once. Answers come at once, after
+limits.py; what is above it is answered with HTTP 429 at once. With TURNS, every rollout is so many calls of the todo
+tool instead of one of the terminal. Answers come at once, after
 a second, after half to one and a half, or after a log-normal time with a mean of one second that is cut at twenty;
 drawn by prompt and turn, so that whoever asks the same waits as long.
 """
@@ -25,6 +26,7 @@ from tests.bench.limits import REQUEST_TOKENS, Limit
 
 USAGE = {"prompt_tokens": REQUEST_TOKENS - 20, "completion_tokens": 20, "total_tokens": REQUEST_TOKENS}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "echo hello"}'}}
+TODO = {"id": "call_1", "type": "function", "function": {"name": "todo", "arguments": "{}"}}
 HEAVY_MOST_SECONDS = 20.0
 
 
@@ -57,8 +59,9 @@ def drawn(kind: str, key: str) -> float:
 class Delays:
     """Lets requests wait, or turns them away, and keeps count."""
 
-    def __init__(self, kind: str, limit: Limit | None = None) -> None:
+    def __init__(self, kind: str, limit: Limit | None = None, turns: int = 0) -> None:
         self.kind = kind
+        self.turns = turns
         self.limit = limit
         self.served = Served()
 
@@ -89,18 +92,18 @@ class Delays:
 DELAYS = web.AppKey("delays", Delays)
 
 
-def _message(asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    if any(message["role"] == "tool" for message in asked["messages"]):
+def _message(asked: dict[str, Any], turns: int) -> tuple[dict[str, Any], str]:
+    if sum(message["role"] == "tool" for message in asked["messages"]) >= max(turns, 1):
         return {"role": "assistant", "content": "It said hello.", "reasoning_content": "I see."}, "stop"
     thought = {"role": "assistant", "content": None, "reasoning_content": "Let me see."}
-    return {**thought, "tool_calls": [CALL]}, "tool_calls"
+    return {**thought, "tool_calls": [TODO if turns else CALL]}, "tool_calls"
 
 
 def _chunks(message: dict[str, Any], finish_reason: str) -> bytes:
     head = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "bench"}
     delta = dict(message)
     if "tool_calls" in delta:
-        delta["tool_calls"] = [{"index": 0, **CALL}]
+        delta["tool_calls"] = [{"index": 0, **message["tool_calls"][0]}]
     parts = [
         {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
         {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish_reason}]},
@@ -111,8 +114,9 @@ def _chunks(message: dict[str, Any], finish_reason: str) -> bytes:
 
 async def complete(request: web.Request) -> web.Response:
     asked = await request.json()
-    await request.app[DELAYS].wait(asked)
-    message, finish_reason = _message(asked)
+    delays = request.app[DELAYS]
+    await delays.wait(asked)
+    message, finish_reason = _message(asked, delays.turns)
     if asked.get("stream"):
         return web.Response(body=_chunks(message, finish_reason), content_type="text/event-stream")
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}
@@ -123,9 +127,9 @@ async def models(_: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "bench", "object": "model", "context_length": 131072}]})
 
 
-async def serve(kind: str, limit: Limit | None) -> None:
+async def serve(kind: str = "none", limit: str = "", turns: str = "0") -> None:
     app = web.Application(client_max_size=1 << 28)
-    delays = app[DELAYS] = Delays(kind, limit)
+    delays = app[DELAYS] = Delays(kind, Limit.read(limit) if limit else None, int(turns))
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app, access_log=None)
@@ -139,5 +143,4 @@ async def serve(kind: str, limit: Limit | None) -> None:
 
 
 if __name__ == "__main__":
-    kind, limit, *_ = [*sys.argv[1:], *("none", "")[len(sys.argv) - 1 :]]
-    asyncio.run(serve(kind, Limit.read(limit) if limit else None))
+    asyncio.run(serve(*sys.argv[1:]))
