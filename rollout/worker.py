@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from rollout.budget import Spending
 from rollout.controller import Seen
 from rollout.gate import Gate
+from rollout.host import look
 from rollout.messages import Failure
 from rollout.rows import Row, encode_row
 from rollout.samples import Sample
@@ -66,7 +68,7 @@ class Worker:
     async def _read(self) -> bytes:
         try:
             return await self.reader.read(READ_BYTES)
-        except ConnectionError:
+        except OSError:  # the parent, or its machine, is gone
             return b""
 
     async def _obey(self, frame: Frame) -> None:
@@ -155,7 +157,8 @@ class Worker:
 
     async def _ping(self) -> None:
         while True:
-            self._send(Frame({"type": "ping", "pid": os.getpid()}))
+            ping = {"type": "ping", "pid": os.getpid(), "now": time.monotonic(), "host": vars(look())}
+            self._send(Frame(ping))
             await asyncio.sleep(PING_SECONDS)
 
     async def _cancel_all(self) -> None:
@@ -170,7 +173,7 @@ async def _serve(connection: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=connection)
     await Worker(reader, writer).serve()
     writer.close()
-    with suppress(ConnectionError):
+    with suppress(OSError):
         await writer.wait_closed()
 
 
