@@ -28,7 +28,7 @@ from rollout.interrupt import Interrupt
 from rollout.jobs import Job, Jobs, Outcome
 from rollout.messages import Failure
 from rollout.pacer import PACE_SECONDS, Pacer
-from rollout.spawner import LocalSpawner, Spawner
+from rollout.spawner import LocalSpawner, Spawner, StartSpawner
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
 SILENCE_SECONDS = 30.0  # a worker that says nothing for so long is stuck; it says something every few seconds
@@ -73,7 +73,7 @@ class Pool:
     pacer: Pacer | None = None  # says how many rollouts and requests there may be in all; None: any number
     watch: Callable[[], str] = str  # asked every second: why nothing can come of it any more; "" while something can
     log_file: IO[bytes] | int = subprocess.DEVNULL  # where dying workers' last words go
-    start_spawner: Callable[[IO[bytes] | int], Spawner] = LocalSpawner.start  # given that file
+    start_spawner: StartSpawner = LocalSpawner.start
     stopped: bool = False  # set by stop(): nothing more is dispatched
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _pending: Jobs = field(default_factory=lambda: Jobs(iter(())))

@@ -21,11 +21,12 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeAlias
 
 from rollout.secrecy import without_secrets
 
@@ -60,6 +61,9 @@ class Spawner(Protocol):
     def close(self) -> None:
         """End it, after its workers, whose sockets must be closed by now; what does not end is killed."""
         ...
+
+
+StartSpawner: TypeAlias = "Callable[[IO[bytes] | int], Spawner]"  # given the run's log file
 
 
 @dataclass
@@ -190,7 +194,7 @@ def _become_worker(descriptor: int) -> None:
             os._exit(code)
 
 
-def _leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
+def leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
     """Pass over what is sent to all processes of a run. Not ignored: commands in sandboxes would inherit that."""
 
 
@@ -206,7 +210,7 @@ def main() -> None:
     """Run the spawner on the control socket whose number is the last argument."""
     faulthandler.enable()  # what crashes leaves a trace in the run's log
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave_it_to_the_parent)
+        signal.signal(number, leave_it_to_the_parent)
     allow_open_files()
     gc.disable()  # saves a tenth of the imports; what they made is then kept out of every later collection
     import rollout.worker as _worker  # noqa: PLC0415 - this is the import that is paid once
