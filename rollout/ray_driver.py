@@ -185,6 +185,9 @@ def _join(address: str, num_workers: int, stack: ExitStack) -> dict[str, Any]:
         own: dict[str, Any] = {"num_cpus": num_workers, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
         ray.init("local", _temp_dir=folder, **own, **quiet)
     else:
+        host, _, port = address.rpartition(":")
+        if port.isdecimal():  # Ray itself tries for long where nobody listens
+            socket.create_connection((host, int(port)), timeout=ray_worker.CONNECT_SECONDS).close()
         ray.init(address, **quiet)
     stack.callback(ray.shutdown)
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -234,7 +237,8 @@ def main() -> None:
         try:
             answer = _join(address, int(num_workers), stack)
         except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
-            answer = {"error": " ".join(str(error).split())[:400]}
+            said = (isinstance(error, OSError) and error.strerror) or str(error)
+            answer = {"error": " ".join(said.split())[:400]}
         signal.alarm(0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, leave_it_to_the_parent)
