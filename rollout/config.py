@@ -69,7 +69,7 @@ class RunConfig(BaseModel):
     num_workers: Annotated[int, Field(ge=1)] = 4
     """Worker processes, 1 or more."""
     executor: ExecutorKind = "local"
-    """Where they run: local, or ray (a Ray cluster)."""
+    """Where workers run: local (this machine), or ray (a Ray cluster)."""
     ray_address: str | None = None
     """host:port of the cluster's head; default $RAY_ADDRESS, else a Ray instance on this machine for the run's time."""
     resume: bool = False

@@ -36,6 +36,7 @@ from rollout.wire import READ_BYTES, Frame
 
 WAIT_SECONDS = 5.0  # without a connection, after which a worker is told to wait for a CPU
 PROOF_SECONDS = 10.0  # to send the secret
+CHECK_SECONDS = 60.0  # for every node to import what workers need
 _LAST_BYTES_SECONDS = 2.0  # from a task's end to that of its connection
 _STORE_BYTES = 80 << 20  # the least that Ray takes; nothing of ours goes there
 _SHIPPED = ("rollout", "tools", "sandboxes", "toolsets.py", "model_tools.py")
@@ -187,30 +188,36 @@ def _join(address: str, num_workers: int, stack: ExitStack) -> dict[str, Any]:
     else:
         host, _, port = address.rpartition(":")
         if port.isdecimal():  # Ray itself tries for long where nobody listens
-            socket.create_connection((host, int(port)), timeout=ray_worker.CONNECT_SECONDS).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ray_worker.CONNECT_SECONDS).close()
         ray.init(address, **quiet)
+    signal.alarm(0)
     stack.callback(ray.shutdown)
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if address and (problem := _mismatch(nodes)):
         return {"error": problem}
     here = ray.util.get_node_ip_address()
+    most_cpus = max(int(node["Resources"].get("CPU", 0)) for node in nodes)
     return {
         "host": here,
         "others": sorted({node["NodeManagerAddress"] for node in nodes} - {here}),
-        "share": max(1, min(num_workers, *(int(node["Resources"].get("CPU", 0)) for node in nodes))),
+        "share": max(min(num_workers, most_cpus), 1),
     }
 
 
 def _mismatch(nodes: list[dict[str, Any]]) -> str:
     """Say which node cannot run workers as this machine would; "" when all can."""
+    asked = {}
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        node["Versions"] = _VERSIONS.options(scheduling_strategy=there).remote()
+        asked[_VERSIONS.options(scheduling_strategy=there).remote()] = node["NodeManagerAddress"]
+    _, late = ray.wait(list(asked), num_returns=len(asked), timeout=CHECK_SECONDS)
+    if late:
+        return f"node {asked[late[0]]} has begun no task after {CHECK_SECONDS:g} seconds"
     ours = ray_worker.versions()
-    for node in nodes:
-        theirs = ray.get(node["Versions"])
+    for task, node in asked.items():
+        theirs = ray.get(task)
         if differing := [f"{name} {theirs[name]} and not {ours[name]}" for name in ours if theirs[name] != ours[name]]:
-            return f"node {node['NodeManagerAddress']} has {', '.join(differing)}"
+            return f"node {node} has {', '.join(differing)}"
     return ""
 
 
@@ -233,13 +240,12 @@ def main() -> None:
     control_number, num_workers, seconds, address = sys.argv[-4:]
     with socket.socket(fileno=int(control_number)) as control, ExitStack() as stack:
         threading.Thread(target=_end_with_parent, args=(control.fileno(),), daemon=True).start()
-        signal.alarm(int(seconds))  # Ray waits for minutes
+        signal.alarm(int(seconds))  # until it has joined: Ray waits for minutes
         try:
             answer = _join(address, int(num_workers), stack)
         except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
             said = (isinstance(error, OSError) and error.strerror) or str(error)
             answer = {"error": " ".join(said.split())[:400]}
-        signal.alarm(0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, leave_it_to_the_parent)
         _told(answer)
