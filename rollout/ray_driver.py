@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -34,7 +35,7 @@ from rollout import ray_worker
 from rollout.spawner import WORKER_EXIT_SECONDS, leave_it_to_the_parent
 from rollout.wire import READ_BYTES, Frame
 
-WAIT_SECONDS = 5.0  # without a connection, after which a worker is told to wait for a CPU
+WAIT_SECONDS = 6.0  # without a connection, after which a worker is taken to wait for a CPU
 PROOF_SECONDS = 10.0  # to send the secret
 CHECK_SECONDS = 60.0  # for every node to import what workers need
 _LAST_BYTES_SECONDS = 2.0  # from a task's end to that of its connection
@@ -77,7 +78,7 @@ class _Link:
         self.over.set()
 
     def tell_to_wait(self, number: int) -> None:
-        text = f"worker {number} waits for a free CPU of the cluster"
+        text = f"worker {number} has not begun yet; it may be waiting for a free CPU of the cluster"
         for header in ({"type": "waits"}, {"type": "log", "level": "info", "text": text}):
             self.writer.write(Frame(header).encode())
 
@@ -176,13 +177,11 @@ _TASK = ray.remote(num_cpus=1, max_retries=0, max_calls=1, scheduling_strategy="
 _VERSIONS = ray.remote(num_cpus=0, max_retries=0)(ray_worker.versions)
 
 
-def _join(address: str, num_workers: int, stack: ExitStack) -> dict[str, Any]:
+def _join(address: str, num_workers: int, folder: str, stack: ExitStack) -> dict[str, Any]:
     """Join the cluster, or begin one; return the line for the parent. The code goes where the workers will be."""
     shipped = {"py_modules": [str(_ROOT / name) for name in _SHIPPED]}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": shipped}
     if not address:
-        # Short: paths of sockets lie below.
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True))
         own: dict[str, Any] = {"num_cpus": num_workers, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
         ray.init("local", _temp_dir=folder, **own, **quiet)
     else:
@@ -221,13 +220,20 @@ def _mismatch(nodes: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _end_with_parent(control: int) -> None:
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make the folder of an instance of our own. Its name is short: sockets lie deep in it."""
+    return tempfile.TemporaryDirectory(prefix="batch-runner-ray-", dir="/tmp", ignore_cleanup_errors=True)
+
+
+def _end_with_parent(control: int, folder: str) -> None:
     """End the process when the parent has been gone for long, whatever Ray waits for; what it began ends with it."""
     poll = select.poll()
     poll.register(control, 0)  # hang-ups alone
     poll.poll()
     time.sleep(WORKER_EXIT_SECONDS + 0.5)
-    os._exit(1)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)  # the group is this process's own, and that of an instance that is only half begun
 
 
 def _told(answer: dict[str, Any]) -> None:
@@ -239,10 +245,11 @@ def main() -> None:
     """Be the driver: control socket's number, number of workers, seconds to join in, address ("" for its own)."""
     control_number, num_workers, seconds, address = sys.argv[-4:]
     with socket.socket(fileno=int(control_number)) as control, ExitStack() as stack:
-        threading.Thread(target=_end_with_parent, args=(control.fileno(),), daemon=True).start()
+        folder = "" if address else stack.enter_context(_own_folder())
+        threading.Thread(target=_end_with_parent, args=(control.fileno(), folder), daemon=True).start()
         signal.alarm(int(seconds))  # until it has joined: Ray waits for minutes
         try:
-            answer = _join(address, int(num_workers), stack)
+            answer = _join(address, int(num_workers), folder, stack)
         except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
             said = (isinstance(error, OSError) and error.strerror) or str(error)
             answer = {"error": " ".join(said.split())[:400]}

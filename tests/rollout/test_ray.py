@@ -101,7 +101,7 @@ def test_a_run_leaves_the_same_rows_and_no_key_anywhere(place: Workplace, nodes:
         assert {request.headers["authorization"] for request in endpoint.requests} == {f"Bearer {KEY}"}
         assert place.run(endpoint.base_url, run_name="local", num_workers=3).code == 0
     assert ended.code == 0, ended.stderr
-    assert ended.stderr == ""
+    assert [line for line in ended.stderr.splitlines() if "has not begun yet" not in line] == []
     rows = [[timeless(row) for row in place.trajectories(name)] for name in ("ray", "local")]
     assert rows[0] == rows[1]
     assert any("ray::" in text for text in everywhere.values())
@@ -159,7 +159,7 @@ def test_a_node_that_is_killed_costs_its_rollouts_a_second_try_and_nothing_else(
     assert ended.code == 0, ended.stderr
     assert outcomes(place) == dict.fromkeys(prompts, "done")
     assert ended.stderr.count("rollouts in flight") == 1
-    assert "waits for a free CPU of the cluster" in ended.stderr
+    assert "waiting for a free CPU of the cluster" in ended.stderr
     again = [prompt for prompt in prompts if asked[prompt] > 2]
     assert 1 <= len(again) <= 2
     assert checkpoint_is_true(place)
