@@ -171,7 +171,8 @@ def test_an_instance_of_our_own_ends_with_a_program_that_is_killed(place: Workpl
     place.env["OPENAI_API_KEY"] = KEY
     with ScriptedEndpoint([terminal(command)]) as endpoint:
         with ending(place.start(endpoint.base_url, executor="ray")) as process:
-            wait_until(lambda: processes_with(command), "the command runs", MINUTES_2)
+            wait_until(lambda: processes_with(command) or process.poll() is not None, "the command runs", MINUTES_2)
+            assert process.poll() is None, process.communicate()
             everyone = below(process.pid)
             assert any("gcs_server" in each.command for each in everyone)
             assert not [each for each in everyone if KEY in told(each.pid)]
