@@ -33,8 +33,8 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -45,7 +45,7 @@ from typing import Any, TypeAlias
 
 import fire
 
-from endpoints.launch import EndpointError, check_endpoint, start_endpoint
+from endpoints.launch import EndpointError, check_endpoint, listens_here, start_endpoint
 from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
 from rollout.console import Console, fill_closed_streams, say
@@ -69,16 +69,16 @@ from rollout.row_index import RowIndex
 from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
 from rollout.samples import Dataset, DatasetError
 from rollout.secrecy import known_secrets, wipe_proc, without_secrets
+from rollout.spawner import LocalSpawner, StartSpawner
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
-from sandboxes import BACKENDS, places
 from sandboxes import keys as sandbox_keys
-from sandboxes.base import BoundedBackend, SandboxError
+from sandboxes import max_sandboxes, places
+from sandboxes.base import SandboxError
 from toolsets import DistributionError
 
 __all__ = ["BatchRunner", "RunConfig", "RunReport", "main"]
 EXIT_BAD_USAGE = 2
-SANDBOXES_MADE_AT_ONCE = 8  # of those that are bounded; engines get no faster with more, but slow to answer
 AUTO_PER_WORKER = 256  # rollouts in flight per worker at most, when how many is left to the program
 Work: TypeAlias = "Callable[[Leg, array[int]], None]"  # runs what is pending
 # What is wrong with the input, and what goes wrong with a run that was right to start.
@@ -125,8 +125,21 @@ class BatchRunner:
             key = self._explicit_key() if own_model else self._api_key(self.config.base_url)
             self.console.secrets = tuple(known_secrets(os.environ, [key, *plan.extras.secrets]))
             self._check_run()
-            run_dir = RunDir.open(self.config.run_name, resume=self.config.resume)
-            return self._run_in(run_dir, plan.dataset, plan.warnings, partial(self._work, plan))
+            with self._executor() as start_spawner:
+                run_dir = RunDir.open(self.config.run_name, resume=self.config.resume)
+                return self._run_in(run_dir, plan.dataset, plan.warnings, partial(self._work, plan, start_spawner))
+
+    @contextmanager
+    def _executor(self) -> Iterator[StartSpawner]:
+        """Have what starts workers, where the run wants them. Raises PreflightError."""
+        if self.config.executor == "local":
+            yield LocalSpawner.start
+            return
+        from rollout.ray_spawner import ray_cluster  # noqa: PLC0415 - for who asks for it
+
+        workers, base_url = self.config.num_workers, self.config.base_url
+        with ray_cluster(self.config.ray_address, workers, loopback=listens_here(base_url)) as cluster:
+            yield cluster.start_spawner
 
     def _join(self) -> RunReport:
         """Make a new run folder of others; then that run is finished as any other is, but for asking anything."""
@@ -182,7 +195,7 @@ class BatchRunner:
             self.console.log("info", f"all {len(samples)} samples are done already; nothing is asked again")
         return self._finish(leg, dataset, rows, match)
 
-    def _work(self, plan: Plan, leg: Leg, pending: array[int]) -> None:
+    def _work(self, plan: Plan, start_spawner: StartSpawner, leg: Leg, pending: array[int]) -> None:
         """Run the pending samples in worker processes."""
         kinds = {plan.sandbox, plan.image_sandbox}
         if swept := sweep(kinds):
@@ -218,7 +231,7 @@ class BatchRunner:
                     "sandbox": plan.sandbox,
                     "image_sandbox": plan.image_sandbox,
                     "sandbox_keys": sandbox_keys(kinds, os.environ),
-                    "places": self._places(kinds, stack),
+                    "places": self._places(kinds, stack) if self.config.executor == "local" else "",
                     "limits": asdict(plan.limits),
                 }
             )
@@ -231,17 +244,17 @@ class BatchRunner:
                 interrupt=self.interrupt,
                 watch=endpoint.death if endpoint else str,
                 log_file=self.console.log_file or subprocess.DEVNULL,
+                start_spawner=start_spawner,
             )
             leg.run(pending, stack.enter_context(pool))
 
     def _places(self, kinds: set[str], stack: ExitStack) -> str:
         """Bound how many sandboxes run at once, where the machine bears only so many; return where places are had."""
-        backends = [BACKENDS[kind] for kind in kinds - {""}]
-        bounds = [backend.max_sandboxes() for backend in backends if isinstance(backend, BoundedBackend)]
-        if not bounds:
+        bound = max_sandboxes(kinds)
+        if not bound:
             return ""
-        self.console.log("trace", f"at most {min(bounds)} sandboxes run at once")
-        return str(stack.enter_context(places.offered(min(bounds), SANDBOXES_MADE_AT_ONCE)))
+        self.console.log("trace", f"at most {bound} sandboxes run at once")
+        return str(stack.enter_context(places.offered(bound, places.MADE_AT_ONCE)))
 
     def _finish(self, leg: Leg, dataset: Dataset, rows: RowIndex, match: Match) -> RunReport:
         """Make trajectories.jsonl and statistics.json anew, from every row of the run."""

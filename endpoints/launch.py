@@ -18,11 +18,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from endpoints.child import EndpointError
 from endpoints.weights import check_embedded, model_name
 
-__all__ = ["Endpoint", "EndpointError", "check_endpoint", "start_endpoint"]
+__all__ = ["Endpoint", "EndpointError", "check_endpoint", "listens_here", "start_endpoint"]
 
 SCRIPTED = "scripted:"
 EMBEDDED = "embedded"
@@ -72,6 +73,14 @@ def check_endpoint(base_url: str, model: str) -> str:
         check_embedded(model)
         return model_name(model)
     return ""
+
+
+def listens_here(base_url: str) -> bool:
+    """Tell whether only this machine reaches the endpoint: one of ours, or somebody else's on loopback."""
+    if base_url.startswith(SCRIPTED) or base_url == EMBEDDED:
+        return True
+    host = urlsplit(base_url).hostname or ""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def start_endpoint(

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 ProviderSort = Literal["price", "throughput", "latency"]
+ExecutorKind = Literal["local", "ray"]
 SandboxKind = Literal["auto", "local", "bubblewrap", "docker", "singularity", "modal"]
 
 
@@ -67,6 +68,10 @@ class RunConfig(BaseModel):
     """Tool-calling iterations per prompt, 1 or more; then a summary is asked for."""
     num_workers: Annotated[int, Field(ge=1)] = 4
     """Worker processes, 1 or more."""
+    executor: ExecutorKind = "local"
+    """Where workers run: local (this machine), or ray (a Ray cluster)."""
+    ray_address: str | None = None
+    """host:port of the cluster's head; default $RAY_ADDRESS, else a Ray instance on this machine for the run's time."""
     resume: bool = False
     """Continue a run: what is done is not asked again."""
     verbose: bool = False

@@ -17,7 +17,8 @@ from rollout.budget import Budget, Spending
 from rollout.checkpoint import Checkpoint
 from rollout.config import RunConfig
 from rollout.console import Console, Progress
-from rollout.pool import Job, Outcome, Pool, PoolError
+from rollout.jobs import Job, Outcome
+from rollout.pool import Pool, PoolError
 from rollout.row_index import RowIndex
 from rollout.rows import NoResult, RowFacts, build_row, encode_row, summary
 from rollout.run_dir import RunDir

@@ -24,6 +24,7 @@ class Pacer:
     _pace: Pace | None = None
     _paced_at: float = -inf
     _host: Host = field(default_factory=Host)
+    _hosts: dict[int, Host] = field(default_factory=dict)  # by worker, as it last told
     _looked_at: float = -inf
     _told: dict[int, Share] = field(default_factory=dict)
 
@@ -42,9 +43,14 @@ class Pacer:
         if seen.refused:
             self._paced_at = -inf  # what is on its way must not be refused as well
 
+    def told(self, worker: int, host: Host) -> None:
+        """Take what a worker says of the machine it runs on."""
+        self._hosts[worker] = host
+
     def gone(self, worker: int) -> None:
         """Forget a worker."""
         self.controller.gone(worker)
+        self._hosts.pop(worker, None)
         self._told.pop(worker, None)
 
     def news(self, rollouts: Mapping[int, int]) -> dict[int, Share]:
@@ -54,7 +60,9 @@ class Pacer:
             return {}
         self._paced_at = now
         if now - self._looked_at >= HOST_SECONDS:
-            self._host, self._looked_at = look(), now
+            hosts = [look(), *self._hosts.values()]  # the one that is worst off counts
+            self._host = Host(min(host.free_memory for host in hosts), max(host.load for host in hosts))
+            self._looked_at = now
         running = sum(rollouts.values())
         pace = self._pace = self.controller.decide(running, self._host, now)
         busy = {worker: count for worker, count in rollouts.items() if count}

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import IO, Any, Self
 
 from rollout.budget import Spending
-from rollout.controller import Seen
+from rollout.controller import Host, Seen
 from rollout.interrupt import Interrupt
+from rollout.jobs import Job, Jobs, Outcome
 from rollout.messages import Failure
 from rollout.pacer import PACE_SECONDS, Pacer
-from rollout.samples import Sample
-from rollout.spawner import Spawner
+from rollout.spawner import LocalSpawner, Spawner, StartSpawner
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
 SILENCE_SECONDS = 30.0  # a worker that says nothing for so long is stuck; it says something every few seconds
@@ -42,24 +42,6 @@ class PoolError(Exception):
     """The rollouts cannot go on: no worker can be kept alive at all, or what they all need is gone."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A sample, and the batch its row belongs to."""
-
-    sample: Sample
-    batch_num: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a job: a row's line as the worker made it, or the failure of the worker itself."""
-
-    job: Job
-    line: bytes = b""
-    summary: dict[str, Any] = field(default_factory=dict)
-    failure: Failure | None = None
-
-
 @dataclass
 class _Worker:
     number: int
@@ -71,6 +53,8 @@ class _Worker:
     unsent: bytearray = field(default_factory=bytearray)
     pid: int = 0
     spoke: bool = False
+    waits: bool = False  # for a place to run in, or did before it spoke
+    ahead_seconds: float = inf  # of this process's clock to the worker's, which may run on another machine
     silent_seconds: float = 0.0  # of the time that the parent was awake and listening
 
     def fileno(self) -> int:
@@ -89,9 +73,10 @@ class Pool:
     pacer: Pacer | None = None  # says how many rollouts and requests there may be in all; None: any number
     watch: Callable[[], str] = str  # asked every second: why nothing can come of it any more; "" while something can
     log_file: IO[bytes] | int = subprocess.DEVNULL  # where dying workers' last words go
+    start_spawner: StartSpawner = LocalSpawner.start
     stopped: bool = False  # set by stop(): nothing more is dispatched
     _workers: dict[int, _Worker] = field(default_factory=dict)
-    _pending: _Jobs = field(default_factory=lambda: _Jobs(iter(())))
+    _pending: Jobs = field(default_factory=lambda: Jobs(iter(())))
     _suspects: deque[Job] = field(default_factory=deque)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _spawner: Spawner | None = None
@@ -151,7 +136,7 @@ class Pool:
 
         Ends when all are done, or after ``stop()`` or an interrupt when nothing runs any more. Raises PoolError.
         """
-        self._pending = _Jobs(jobs)
+        self._pending = Jobs(jobs)
         while not self.interrupt.count:
             if reason := self.watch():
                 raise PoolError(reason)
@@ -167,11 +152,12 @@ class Pool:
 
     @property
     def _may_spawn(self) -> bool:
-        """Not when that has failed again and again, as long as there is any other worker."""
-        return self._stillborn < _MAX_STILLBORN or not self._workers
+        """Not while one waits for a place; nor when it failed again and again, as long as there is any other worker."""
+        waits = any(worker.waits and not worker.spoke for worker in self._workers.values())
+        return not waits and (self._stillborn < _MAX_STILLBORN or not self._workers)
 
     def _dispatch(self) -> None:
-        crew = [worker for worker in self._workers.values() if not worker.solo]
+        crew = [worker for worker in self._workers.values() if not worker.solo and (worker.spoke or not worker.waits)]
         while self._pending and (self.pacer is None or self.pacer.allows(self.in_flight)):
             worker = min(crew, key=lambda each: len(each.jobs), default=None)
             if self._may_spawn and (worker is None or (worker.jobs and len(crew) < self.num_workers)):
@@ -193,9 +179,11 @@ class Pool:
 
     def _give(self, worker: _Worker, job: Job) -> None:
         worker.jobs[job.sample.index] = job
-        sample = job.sample
-        header = {"type": "run", "batch_num": job.batch_num, "sample": vars(sample)}
-        self._send(worker, Frame(header))
+        if worker.spoke:  # else it is sent with the others when it does
+            self._send_job(worker, job)
+
+    def _send_job(self, worker: _Worker, job: Job) -> None:
+        self._send(worker, Frame({"type": "run", "batch_num": job.batch_num, "sample": vars(job.sample)}))
 
     def _send(self, worker: _Worker, frame: Frame) -> None:
         worker.unsent += frame.encode()
@@ -247,17 +235,30 @@ class Pool:
     def _hear(self, worker: _Worker, frame: Frame) -> None:
         match frame.header["type"]:
             case "ping":
-                worker.pid = frame.header["pid"]
-                if not worker.spoke:
-                    worker.spoke, self._stillborn = True, 0
+                self._hear_ping(worker, frame.header)
+            case "waits":
+                self._take_back(worker)
+                worker.waits, worker.solo = True, False
             case "seen" if self.pacer:
-                self.pacer.seen(worker.number, Seen(**frame.header["seen"]))
+                seen = Seen(**frame.header["seen"])
+                since = seen.refused_since + worker.ahead_seconds
+                self.pacer.seen(worker.number, replace(seen, refused_since=since) if seen.refused else seen)
             case "spent":
                 self._spent[worker.number] = Spending(**frame.header["spent"])
             case "unrun":
                 worker.jobs.pop(frame.header["index"])
             case "log":
                 self.on_log(frame.header)
+
+    def _hear_ping(self, worker: _Worker, header: dict[str, Any]) -> None:
+        worker.pid = header["pid"]
+        worker.ahead_seconds = min(worker.ahead_seconds, time.monotonic() - header["now"])
+        if self.pacer:
+            self.pacer.told(worker.number, Host(**header["host"]))
+        if not worker.spoke:
+            worker.spoke, self._stillborn = True, 0
+            for job in worker.jobs.values():
+                self._send_job(worker, job)
 
     def _bury(self, worker: _Worker) -> list[Outcome]:
         self._forget(worker)
@@ -274,9 +275,13 @@ class Pool:
         failure = Failure("worker_died", f"the worker process died twice while running this sample ({names})")
         return [Outcome(job, failure=failure) for job in worker.jobs.values()]
 
-    def _count_stillborn(self, worker: _Worker) -> None:
-        """Take back what it was given and never saw."""
+    def _take_back(self, worker: _Worker) -> None:
+        """Take back what a worker that has not spoken was given, and never saw."""
         (self._suspects if worker.solo else self._pending.returned).extend(worker.jobs.values())
+        worker.jobs.clear()
+
+    def _count_stillborn(self, worker: _Worker) -> None:
+        self._take_back(worker)
         if worker.attempt <= self._failed_attempt:
             return
         self._failed_attempt = worker.attempt
@@ -292,7 +297,7 @@ class Pool:
             self._selector.unregister(self._spawner)
             self._spawner.close()
         with _starting():
-            self._spawner = Spawner.start(self.log_file)
+            self._spawner = self.start_spawner(self.log_file)
         self._selector.register(self._spawner, selectors.EVENT_READ)
 
     def _spawn(self, *, solo: bool) -> _Worker:
@@ -316,7 +321,10 @@ class Pool:
         if self.pacer:
             rollouts = {worker.number: len(worker.jobs) for worker in self._workers.values()}
             for number, share in self.pacer.news(rollouts).items():
-                self._send(self._workers[number], Frame({"type": "pace", "pace": share}))
+                worker = self._workers[number]
+                ahead = worker.ahead_seconds if worker.spoke else 0.0
+                pace = {**share, "not_before": max(share["not_before"] - ahead, 0.0)}  # by its own clock
+                self._send(worker, Frame({"type": "pace", "pace": pace}))
 
     def _forget(self, worker: _Worker) -> None:
         if self.pacer:
@@ -333,29 +341,25 @@ class Pool:
         for worker in list(self._workers.values()):
             worker.silent_seconds += passed
             if worker.silent_seconds > (SILENCE_SECONDS if worker.spoke else START_SECONDS):
-                self.on_log({"level": "warning", "text": f"worker {worker.number} is stuck; it is killed"})
-                if not worker.pid:  # the spawner itself is stuck: what it was asked for never began
+                problem = "found no place to run in" if worker.waits and not worker.spoke else "is stuck; it is killed"
+                self.on_log({"level": "warning", "text": f"worker {worker.number} {problem}"})
+                if self._spawner and not self._spawner.kill(worker.pid):
                     self._start_spawner()
-                _kill(worker)
                 outcomes += self._bury(worker)
         return outcomes
 
     def _cancel_all(self) -> Iterator[list[Outcome]]:
         """Let running rollouts clean up for a few seconds; kill what is left, at once on a second interrupt."""
         for worker in list(self._workers.values()):
+            if not worker.spoke:
+                self._take_back(worker)
             self._send(worker, Frame({"type": "stop"}))
         deadline = time.monotonic() + STOP_SECONDS
         while self.in_flight and self.interrupt.count == 1 and time.monotonic() < deadline:
             yield self._wait(timeout_seconds=0.2)
         for worker in list(self._workers.values()):
-            if worker.jobs:
-                _kill(worker)
-
-
-def _kill(worker: _Worker) -> None:
-    if worker.pid:
-        with suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGKILL)
+            if worker.jobs and self._spawner:
+                self._spawner.kill(worker.pid)
 
 
 @contextmanager
@@ -366,23 +370,3 @@ def _starting() -> Iterator[None]:
     except OSError as error:
         message = f"no worker process can be started ({error.strerror or error}); is --num_workers too high?"
         raise PoolError(message) from error
-
-
-class _Jobs:
-    """The jobs to give out: can be asked whether there are more, and takes some back. One is taken ahead at most."""
-
-    def __init__(self, jobs: Iterator[Job]) -> None:
-        self.returned: deque[Job] = deque()
-        self._jobs = jobs
-        self._next = next(jobs, None)
-
-    def __bool__(self) -> bool:
-        return bool(self.returned) or self._next is not None
-
-    def __next__(self) -> Job:
-        if self.returned:
-            return self.returned.popleft()
-        if self._next is None:
-            raise StopIteration
-        job, self._next = self._next, next(self._jobs, None)
-        return job

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from model_tools import BUILT_IN, Catalogue, missing_tools, tool_settings, toolset_availability
 from rollout.config import RunConfig
@@ -38,6 +39,7 @@ class Plan:
 
 def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ, secrets: Iterable[str] = ()) -> Plan:
     """Check the run. Raises PreflightError, DatasetError, DistributionError, ExtrasError."""
+    _check_executor(config)
     limits = tool_limits(environ)
     extras = Extras.read(config.tools_file, config.mcp_config, environ)
     catalogue = extras.catalogue()
@@ -71,6 +73,13 @@ def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ, secrets:
         limits,
         tuple(filter(None, [warning, *warnings, *extras.warnings])),
     )
+
+
+def _check_executor(config: RunConfig) -> None:
+    if config.executor == "ray" and find_spec("ray") is None:
+        raise PreflightError("--executor=ray needs the package ray; install it with: pip install -e '.[ray]'")
+    if config.executor != "ray" and config.ray_address is not None:
+        raise PreflightError(f"--ray_address={config.ray_address} needs --executor=ray")
 
 
 def _distribution(config: RunConfig, catalogue: Catalogue) -> Distribution:

@@ -21,10 +21,12 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Protocol, TypeAlias
 
 from rollout.secrecy import without_secrets
 
@@ -35,15 +37,44 @@ _GC_ALLOCATIONS = 10_000  # between two collections: JSON makes many objects, an
 _OPEN_FILES = 16_384  # a rollout that is busy has about seven, and a worker has hundreds of rollouts
 
 
+class Spawner(Protocol):
+    """Where a pool gets its workers from. Never blocks, but for ``close``."""
+
+    def fileno(self) -> int:
+        """Return what becomes readable when the spawner is gone, for selectors."""
+        ...
+
+    def spawn(self, number: int, worker_socket: socket.socket) -> None:
+        """Ask for a worker on this socket, which closes when there will be none. Raises OSError when it is gone.
+
+        A frame ``waits`` before the worker's own first one says that there is no place for it yet.
+        """
+        ...
+
+    def kill(self, pid: int) -> bool:
+        """Kill a worker that is stuck, and whose socket is closed next; ``pid`` is 0 where it never spoke.
+
+        False when that cannot be done: then it is the spawner that is stuck.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it, after its workers, whose sockets must be closed by now; what does not end is killed."""
+        ...
+
+
+StartSpawner: TypeAlias = "Callable[[IO[bytes] | int], Spawner]"  # given the run's log file
+
+
 @dataclass
-class Spawner:
+class LocalSpawner:
     """The parent's hand on the spawner process."""
 
     control: socket.socket
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def start(cls, log_file: IO[bytes] | int = subprocess.DEVNULL) -> Spawner:
+    def start(cls, log_file: IO[bytes] | int = subprocess.DEVNULL) -> LocalSpawner:
         """Start the process; it gets ready while the parent goes on.
 
         What it or a dying worker prints goes to ``log_file``. Variables that look like secrets do not reach it.
@@ -69,6 +100,13 @@ class Spawner:
     def spawn(self, number: int, worker_socket: socket.socket) -> None:
         """Ask for a worker on this socket. Raises OSError when the spawner is gone."""
         socket.send_fds(self.control, [str(number).encode()], [worker_socket.fileno()])
+
+    def kill(self, pid: int) -> bool:
+        """Kill a worker. False when it was never forked, since the process itself is stuck."""
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return pid > 0
 
     def close(self) -> None:
         """End the process, after its workers, whose sockets must be closed by now; what does not end is killed."""
@@ -156,11 +194,12 @@ def _become_worker(descriptor: int) -> None:
             os._exit(code)
 
 
-def _leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
+def leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
     """Pass over what is sent to all processes of a run. Not ignored: commands in sandboxes would inherit that."""
 
 
-def _allow_open_files() -> None:
+def allow_open_files() -> None:
+    """Let this process have as many open files as a worker needs, where the system lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -171,8 +210,8 @@ def main() -> None:
     """Run the spawner on the control socket whose number is the last argument."""
     faulthandler.enable()  # what crashes leaves a trace in the run's log
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave_it_to_the_parent)
-    _allow_open_files()
+        signal.signal(number, leave_it_to_the_parent)
+    allow_open_files()
     gc.disable()  # saves a tenth of the imports; what they made is then kept out of every later collection
     import rollout.worker as _worker  # noqa: PLC0415 - this is the import that is paid once
 

@@ -13,13 +13,17 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from rollout.budget import Spending
 from rollout.controller import Seen
 from rollout.gate import Gate
+from rollout.host import look
 from rollout.messages import Failure
 from rollout.rows import Row, encode_row
 from rollout.samples import Sample
@@ -32,6 +36,8 @@ TELL_SECONDS = 0.2  # between two reports of what requests met with
 _CLOSE_SECONDS = 3.0  # what cancelled rollouts get to remove their sandboxes
 _END_SECONDS = 4  # after that the process is ended from outside: by the spawner, or by the kernel where that is gone
 
+Prepare: TypeAlias = "Callable[[dict[str, Any]], dict[str, Any]]"
+
 
 @dataclass
 class Worker:
@@ -42,6 +48,7 @@ class Worker:
     stage: Stage | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     sessions: set[Session] = field(default_factory=set)
+    prepare: Prepare = dict  # the settings for the machine it runs on
     gate: Gate = field(default_factory=Gate)
     _told: Seen = field(default_factory=Seen)
     _spent: Spending = field(default_factory=Spending)  # by rollouts that are over
@@ -66,13 +73,13 @@ class Worker:
     async def _read(self) -> bytes:
         try:
             return await self.reader.read(READ_BYTES)
-        except ConnectionError:
+        except OSError:  # the parent, or its machine, is gone
             return b""
 
     async def _obey(self, frame: Frame) -> None:
         match frame.header["type"]:
             case "settings":
-                self.stage = Stage.from_settings(frame.header, self.log, self.gate)
+                self.stage = Stage.from_settings(self.prepare(frame.header), self.log, self.gate)
             case "run":
                 sample = Sample(**frame.header["sample"])
                 task = asyncio.create_task(self._run(sample, frame.header["batch_num"]))
@@ -155,7 +162,8 @@ class Worker:
 
     async def _ping(self) -> None:
         while True:
-            self._send(Frame({"type": "ping", "pid": os.getpid()}))
+            ping = {"type": "ping", "pid": os.getpid(), "now": time.monotonic(), "host": vars(look())}
+            self._send(Frame(ping))
             await asyncio.sleep(PING_SECONDS)
 
     async def _cancel_all(self) -> None:
@@ -166,11 +174,11 @@ class Worker:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
 
 
-async def _serve(connection: socket.socket) -> None:
+async def _serve(connection: socket.socket, prepare: Prepare) -> None:
     reader, writer = await asyncio.open_connection(sock=connection)
-    await Worker(reader, writer).serve()
+    await Worker(reader, writer, prepare=prepare).serve()
     writer.close()
-    with suppress(ConnectionError):
+    with suppress(OSError):
         await writer.wait_closed()
 
 
@@ -180,6 +188,6 @@ def warm_up() -> None:
     gc.collect()
 
 
-def main(connection: socket.socket) -> None:
-    """Be a worker on this socket until it closes."""
-    asyncio.run(_serve(connection))
+def main(connection: socket.socket, prepare: Prepare = dict) -> None:
+    """Be a worker on this socket until it closes; ``prepare`` makes the settings right for another machine."""
+    asyncio.run(_serve(connection, prepare))

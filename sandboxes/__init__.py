@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sandboxes.base import Backend
+from sandboxes.base import Backend, BoundedBackend
 from sandboxes.bubblewrap import BubblewrapBackend
 from sandboxes.docker import DockerBackend
 from sandboxes.local import LocalBackend
@@ -22,6 +22,7 @@ BACKENDS: dict[str, Backend] = {
     "singularity": SingularityBackend(),
 }
 
+_SETTINGS = re.compile(r"TERMINAL_\w+")
 _KEYS = {"modal": re.compile(r"MODAL_\w+"), "singularity": re.compile(r"(APPTAINER|SINGULARITY)_DOCKER_\w+")}
 
 
@@ -36,8 +37,17 @@ class Selection:
 
 def keys(kinds: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables these kinds need where sandboxes are opened, secrets among them; no sandbox sees them."""
-    needed = [_KEYS[kind] for kind in kinds if kind in _KEYS]
+    needed = [_SETTINGS, *(_KEYS[kind] for kind in kinds if kind in _KEYS)]
     return {name: value for name, value in environ.items() if any(names.fullmatch(name) for names in needed)}
+
+
+def max_sandboxes(kinds: Iterable[str]) -> int:
+    """Return how many sandboxes of these kinds this machine bears at once, for a whole run; 0 is any number.
+
+    Raises SandboxError. May take a few seconds.
+    """
+    backends = [BACKENDS[kind] for kind in kinds if kind]
+    return min((backend.max_sandboxes() for backend in backends if isinstance(backend, BoundedBackend)), default=0)
 
 
 def select(kind: str, *, wants_image: bool) -> Selection:

@@ -22,6 +22,7 @@ from pathlib import Path
 from sandboxes import folders
 from sandboxes.base import SandboxError
 
+MADE_AT_ONCE = 8  # of a machine's sandboxes; engines get no faster with more, but slow to answer
 _SOCKET = "places"
 _GIVEN, _MADE = b"!", b"."
 

@@ -44,7 +44,7 @@ FLAGS = {
     *("provider_sort", "max_tokens", "reasoning_effort", "reasoning_disabled", "ephemeral_system_prompt"),
     *("prefill_messages_file", "log_prefix_chars", "list_distributions", "clean"),
     *("sandbox", "concurrency", "seed", "keep_no_reasoning", "timeout_seconds"),
-    *("shard", "merge", "max_cost_usd", "max_total_tokens", "max_hours"),
+    *("executor", "ray_address", "shard", "merge", "max_cost_usd", "max_total_tokens", "max_hours"),
 }
 
 # What is typed after good flags (or instead of the one that is named), and what is told.

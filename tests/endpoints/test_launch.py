@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from endpoints.launch import EndpointError, check_endpoint, start_endpoint
+from endpoints.launch import EndpointError, check_endpoint, listens_here, start_endpoint
 from tests.program import ROOT
 
 PATIENCE_SECONDS = 60.0
@@ -165,3 +165,19 @@ def test_embedded_without_the_extra_says_what_to_install(tmp_path: Path) -> None
     model.write_bytes(b"GGUF")
     with pytest.raises(EndpointError, match="the engine xllamacpp cannot be loaded"):
         start_endpoint("embedded", str(model), tmp_path / "run.log", print)
+
+
+@pytest.mark.parametrize(
+    ("base_url", "here"),
+    [
+        ("scripted:replies.jsonl", True),
+        ("embedded", True),
+        ("http://127.0.0.1:8000/v1", True),
+        ("http://localhost/v1", True),
+        ("http://[::1]:8000/v1", True),
+        ("http://10.0.0.7:8000/v1", False),
+        ("https://openrouter.ai/api/v1", False),
+    ],
+)
+def test_which_endpoints_only_this_machine_reaches(base_url: str, here: bool) -> None:
+    assert listens_here(base_url) is here
