@@ -61,7 +61,7 @@ class Dialect:
         self._host = host_of(config.base_url)
         self._off = config.reasoning_off
         self._options = _options(config, is_openrouter(self._host))
-        self._preamble = [dump_json(message) for message in _preamble(config)]
+        self._preamble = b"".join(_encoded(message) + b"," for message in _preamble(config))
         self._refused: set[Extra] = set()
         self._tool_texts: dict[str, tuple[ToolDefinition, str]] = {}
 
@@ -69,16 +69,17 @@ class Dialect:
         """Return the request that asks for the next message of a conversation."""
         echo = "echo" not in self._refused
         options, extras = self._accepted(self._options)
-        said = [*self._preamble, *(_message_text(message, echo=echo) for message in messages)]
-        if echo and any(isinstance(message, AssistantMessage) and message.echo for message in messages):
+        said = _said(messages, echo=echo)
+        if said.echoes:
             extras.add("echo")
         parts = [dump_json(options)[:-1]]
         if tools:
             parts.append(f',"tools":[{",".join(map(self._tool_text, tools))}]')
             if "formats" not in self._refused:
                 extras.add("formats")
-        parts.append(f',"messages":[{",".join(said)}]}}')
-        return Request("".join(parts).encode(errors="replace"), frozenset(extras))
+        parts.append(',"messages":[')
+        body = b"".join(("".join(parts).encode(errors="replace"), self._preamble, said.text, b"]}"))
+        return Request(body, frozenset(extras))
 
     def compose_question(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Request:
         """Return the request for messages of no rollout, in OpenAI's form: nothing that flags say of one goes along.
@@ -164,12 +165,37 @@ def _preamble(config: RunConfig) -> list[dict[str, Any]]:
     return [{"role": "system", "content": clean_text(config.ephemeral_system_prompt)}, *prefill]
 
 
-def _message_text(message: Message, *, echo: bool) -> str:
-    """Return a message as JSON text; made once, as a rollout sends all that was said with every request."""
-    text = message.sent.get(echo)
-    if text is None:
-        text = message.sent[echo] = dump_json(_message(message, echo=echo))
-    return text
+@dataclass(frozen=True)
+class Said:
+    """A conversation as it is sent, kept with its first message: it grows by a few messages a request."""
+
+    number: int  # of messages
+    last: Message | None
+    text: bytes  # JSON, with commas between
+    echoes: bool  # reasoning of earlier answers is in it
+
+
+def _said(messages: Sequence[Message], *, echo: bool) -> Said:
+    first = messages[0] if messages else None
+    kept: Said | None = first.sent.get(echo) if isinstance(first, UserMessage) else None
+    if not kept or kept.number > len(messages) or messages[kept.number - 1] is not kept.last:
+        kept = Said(0, None, b"", echoes=False)
+    news = messages[kept.number :]
+    parts = [kept.text] if kept.text else []
+    echoes = kept.echoes or (echo and any(isinstance(new, AssistantMessage) and new.echo for new in news))
+    said = Said(
+        len(messages),
+        messages[-1] if messages else None,
+        b",".join((*parts, *(_encoded(_message(new, echo=echo)) for new in news))),
+        echoes=echoes,
+    )
+    if isinstance(first, UserMessage):
+        first.sent[echo] = said
+    return said
+
+
+def _encoded(message: dict[str, Any]) -> bytes:
+    return dump_json(message).encode(errors="replace")
 
 
 def _message(message: Message, *, echo: bool) -> dict[str, Any]:

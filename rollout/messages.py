@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tools.calls import Sendable, ToolCall, ToolDefinition, ToolMessage
+from tools.calls import ToolCall, ToolDefinition, ToolMessage
 
 __all__ = [
     "AssistantMessage",
@@ -47,14 +47,15 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class UserMessage(Sendable):
+class UserMessage:
     """The prompt, or the request for a summary at the turn limit."""
 
     content: str
+    sent: dict[bool, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # see dialects.Said
 
 
 @dataclass(frozen=True)
-class AssistantMessage(Sendable):
+class AssistantMessage:
     """One answer of the model."""
 
     content: str  # text, as the model wrote it (inline <think> or <REASONING_SCRATCHPAD> blocks included)

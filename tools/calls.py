@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sendable:
-    """What is sent with every request from its turn on."""
-
-    sent: dict[bool, str] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )  # the forms it is sent in
 
 
 @dataclass(frozen=True)
@@ -30,7 +21,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class ToolMessage(Sendable):
+class ToolMessage:
     """The result of one tool call, as the JSON text the model is shown."""
 
     tool_call_id: str

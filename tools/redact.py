@@ -32,10 +32,9 @@ def redact(text: str, secrets: Iterable[str] = ()) -> tuple[str, int]:
             count += text.count(secret)
             text = text.replace(secret, secret[: min(_KEPT_CHARS, len(secret) // 4)] + MASK)
     lowered = text.lower()
-    for rule in _RULES:
-        if any(needle in lowered for needle in rule.needles):
-            text, masked = _apply(rule, text)
-            count += masked
+    for rule in [rule for needle, rule in _BY_NEEDLE if needle in lowered]:
+        text, masked = _apply(rule, text)
+        count += masked
     return text, count
 
 
@@ -159,3 +158,4 @@ _RULES = (
         _assigned,
     ),
 )
+_BY_NEEDLE = [(needle, rule) for rule in _RULES for needle in rule.needles]
