@@ -252,7 +252,6 @@ class BatchRunner:
             complete=complete_row,
         )
         merged = leg.run_dir.merge(rows, match, rules)
-        legs = leg.checkpoint.legs
         facts = RunFacts(
             run_name=self.config.run_name,
             distribution=self.distribution_name or Path(self.config.distribution).stem,
@@ -261,8 +260,8 @@ class BatchRunner:
             batch_size=self.config.batch_size,
             model=self.config.model,
             completed_at=datetime.now(UTC).astimezone().isoformat(timespec="milliseconds"),
-            duration_seconds=sum(each["duration_seconds"] for each in legs),
-            legs=legs,
+            duration_seconds=leg.checkpoint.all_seconds,
+            legs=leg.checkpoint.legs,
         )
         leg.run_dir.write_json(STATISTICS, statistics.to_json(facts), indent=2)
         warnings = [*merged.filtered_rows.lines()]

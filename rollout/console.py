@@ -19,7 +19,7 @@ from typing import IO, Any, TextIO
 
 from tqdm import tqdm
 
-from rollout.files import explained
+from rollout.files import explained, open_regular
 from tools.redact import redact
 
 PLAIN_PROGRESS_SECONDS = 30.0  # without a terminal: a line so often
@@ -39,7 +39,7 @@ class Console:
     def logging_to(self, path: Path) -> Iterator[None]:
         """Keep everything in the run's log file, and the traceback of what ends the block. Raises RunDirError."""
         with explained(f"write {path}"):
-            self.log_file = path.open("ab", buffering=0)
+            self.log_file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
         try:
             yield
         finally:
