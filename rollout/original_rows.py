@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout.amounts import amount, is_count
 from rollout.row_types import is_call
-from rollout.rows import KEYS, Row, outcome
+from rollout.rows import KEYS, Row, encode_row, outcome
 from rollout.trajectory import Turn, calls_in_text
 from toolsets import KNOWN_TOOLS
 
@@ -50,10 +50,11 @@ def complete_row(row: Row) -> bool:
         "toolsets_used": [name for name in _list(row.get("toolsets_used")) if isinstance(name, str)],
     }
     shaped["metadata"]["timestamp"] = _with_fraction(shaped["metadata"]["timestamp"])
-    if shaped == row:
+    shaped = {key: shaped[key] for key in KEYS}
+    if encode_row(shaped) == encode_row(row):  # 0 equals 0.0, but is not written like it
         return False
     row.clear()
-    row.update({key: shaped[key] for key in KEYS})
+    row.update(shaped)
     return True
 
 

@@ -2,8 +2,8 @@
 
 A row is ours by the keys of its metadata, which no other program writes. One that has them and other types was changed
 by something else since: it would spoil the column for every other row, so it is taken for no row. Rows of the original
-are not looked at here: whatever they lack is filled in when they are merged. Nor are tools' columns that equal the
-blank one, as nearly all do, so that a 0.0 in one of these is not seen.
+are not looked at here: whatever they lack is filled in when they are merged. Nor are the
+counts of tools that nobody called, which are nearly all: a 0.0 or false for 0 is not seen there.
 """
 
 from __future__ import annotations
@@ -70,11 +70,10 @@ def _are_stats(value: Any) -> bool:
 
 
 def _are_counts(value: Any) -> bool:
-    return type(value) is dict and all(map(is_count, filter(_is_not_zero, value.values())))
-
-
-def _is_not_zero(value: Any) -> bool:
-    return bool(value != 0)
+    if type(value) is not dict:
+        return False
+    numbers = value.values()
+    return {*map(type, numbers)} <= {int} and (not any(numbers) or all(map(is_count, numbers)))
 
 
 def _are_turns(value: Any) -> bool:
