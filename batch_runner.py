@@ -48,7 +48,7 @@ import fire
 from endpoints.launch import EndpointError, check_endpoint, start_endpoint
 from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
-from rollout.console import Console, fill_closed_streams, say
+from rollout.console import Console, fill_closed_streams
 from rollout.controller import Controller
 from rollout.extras import ExtrasError
 from rollout.filters import drop_reason
@@ -355,15 +355,14 @@ def _command(argv: list[str], console: Console, resume: str) -> int:
     listed = partial(distributions_text, typed)
     for name, text in (("help", help_text), ("list_distributions", listed), ("clean", clean)):
         if switch(name, typed.get(name, "false")):
-            say(text(), sys.stdout)
-            return EXIT_DONE
+            return EXIT_DONE if console.answer(text()) else EXIT_INCOMPLETE
     config = to_config(typed)
     console.verbose = config.verbose
     interrupt = Interrupt()
     catch_signals(interrupt, unwind=True)
     report = BatchRunner(config, console, interrupt, resume).run()
-    say(render(report).rstrip("\n"), sys.stdout)
-    return report.exit_code
+    told = console.answer(render(report).rstrip("\n"))
+    return report.exit_code or (EXIT_DONE if told else EXIT_INCOMPLETE)
 
 
 def _versions() -> str:

@@ -61,6 +61,16 @@ class Console:
             prefix = "" if level in ("info", "call", "debug") else f"{level}: "
             self._print(prefix + text)
 
+    def answer(self, text: str) -> bool:
+        """Print what was asked for on stdout; False, and a line on stderr, when it could not be written.
+
+        A reader that goes away (``| head``) has had what it wanted.
+        """
+        problem = say(text, sys.stdout)
+        if problem:
+            self.log("error", f"cannot write to standard output: {problem}")
+        return not problem
+
     def _print(self, line: str) -> None:
         if self.progress:
             self.progress.hide()
@@ -127,17 +137,20 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def say(text: str, stream: TextIO | None) -> None:
-    """Print a line, whatever the stream's encoding and state."""
+def say(text: str, stream: TextIO | None) -> str:
+    """Print a line, whatever the stream's encoding and state; return why it is lost, "" where nobody misses it."""
     if stream is None:
-        return
+        return ""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         print(safe, file=stream, flush=True)
-    except (OSError, ValueError):  # the reader went away, or the disk is full, or it is closed
+    except (OSError, ValueError) as error:  # the reader went away, or the disk is full, or it is closed
         with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())  # or the interpreter would try again at exit, and complain
+        lost = isinstance(error, OSError) and not isinstance(error, BrokenPipeError)
+        return str(error.strerror) if lost else ""
+    return ""
 
 
 def fill_closed_streams() -> None:
