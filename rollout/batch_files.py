@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.files import RunDirError, explained, open_regular, sync_folder
+from rollout.files import RunDirError, explained, sync_folder
 from rollout.jsonl import Problems
 
 BATCH_NUMBERS = re.compile("0|[1-9][0-9]{0,17}")  # they fit 64 bits
@@ -115,8 +115,8 @@ class BatchWriter:
             return self._open[batch_num]
         if len(self._open) >= _MAX_OPEN:
             self._close_one(self._open.popitem(last=False)[1])
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        handle = open_regular(self._folder / batch_name(batch_num), flags)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(self._folder / batch_name(batch_num), flags, 0o644)
         batch = self._open[batch_num] = _OpenBatch(handle, os.fstat(handle).st_size)
         self._new_names |= batch.length == 0
         return batch
