@@ -65,6 +65,7 @@ def test_parts_with_damaged_legs_are_merged(place: Workplace) -> None:
     strict(place.run_dir("all") / "statistics.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -141,6 +142,7 @@ def a_socket(path: Path) -> None:
         os.chdir(here)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("put", [pipe, link_to_itself, a_socket])
 @pytest.mark.parametrize("name", ["run.log", ".lock", ".pid"])
 def test_what_is_no_file_is_refused_at_the_door(place: Workplace, name: str, put: Put) -> None:
@@ -165,6 +167,7 @@ def test_what_can_be_made_again_is_replaced(place: Workplace, put: Put) -> None:
     assert all((place.run_dir() / name).is_file() for name in ("checkpoint.json", "statistics.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("put", [pipe, link_to_itself, Path.mkdir])
 def test_a_batch_file_that_is_none_is_told(place: Workplace, put: Put) -> None:
     run_to_the_end(place, PROMPTS[:1])
