@@ -25,6 +25,7 @@ from rollout.rows import Outcome
 
 FORMAT = 1
 _LEG_CONFIG = ("model", "distribution", "seed")
+_BATCH_DIGITS = 15  # of numbers that are believed: the next batch's must fit as well
 _FREE_SECONDS = 1.0  # what saving may cost before it is rationed: small runs save after every batch
 _MAX_SHARE = 0.05  # of the wall time, beyond that
 
@@ -228,7 +229,7 @@ _LEG_FIELDS: dict[str, Callable[[Any], bool]] = {
 def _batch_stats(saved: JsonObject) -> dict[int, BatchStats]:
     stats = {}
     for name, counts in saved.items():
-        if BATCH_NUMBERS.fullmatch(name) and isinstance(counts, dict):
+        if BATCH_NUMBERS.fullmatch(name) and len(name) <= _BATCH_DIGITS and isinstance(counts, dict):
             known = {key: counts[key] for key in vars(BatchStats()) if is_count(counts.get(key))}
             stats[int(name)] = BatchStats(**known)
     return stats

@@ -148,8 +148,8 @@ def say(text: str, stream: TextIO | None) -> str:
     except (OSError, ValueError) as error:  # the reader went away, or the disk is full, or it is closed
         with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())  # or the interpreter would try again at exit, and complain
-        lost = isinstance(error, OSError) and not isinstance(error, BrokenPipeError)
-        return str(error.strerror) if lost else ""
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            return error.strerror or str(error)
     return ""
 
 

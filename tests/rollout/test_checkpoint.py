@@ -171,6 +171,7 @@ def test_only_what_has_the_right_type_is_believed(tmp_path: Path) -> None:
             "x": {},
             "3": 4,
             "9" * 40: {},
+            "9" * 18: {},
             "2": {},
         },
     }

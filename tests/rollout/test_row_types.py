@@ -28,6 +28,7 @@ MESSAGES: tuple[Message, ...] = (
     ToolMessage("c", "terminal", '{"output": "", "exit_code": 0, "error": null}'),
     AssistantMessage("done", "so"),
 )
+METADATA_TEXTS = ("timestamp", "model", "image", "cwd", "sandbox", "stop_reason", "sample_json")
 
 
 def our_row(failure: Failure | None = None) -> Row:
@@ -56,31 +57,29 @@ def test_rows_as_the_program_writes_them_are_right(row: Row) -> None:
     assert wrong_field(row) == ""
 
 
-WRONG: list[tuple[str, Any]] = [
-    *(("api_calls", value) for value in ("x", None, -1, 1.5, True, math.inf, 10**401, [1])),
-    *(("completed", value) for value in ("true", 1, None)),
-    ("partial", 0),
-    *(("toolsets_used", value) for value in ("terminal", None, [1], {"terminal": 1})),
-    *(("tool_stats", value) for value in (None, [], {"terminal": None}, {"terminal": {}}, {"terminal": {"count": 1}})),
-    *(("tool_stats.terminal.count", value) for value in ("1", None, -1, 1.0, True, 10**401)),
-    *(("tool_error_counts", value) for value in (None, [])),
-    *(("tool_error_counts.terminal", value) for value in ("1", None, 1.0, 10**401)),
-    *(("conversations", value) for value in (None, "x", ["x"])),
-    *((f"conversations.2.{key}", value) for key in ("from", "value", "tool_calls") for value in (None, 5)),
-    *(("conversations.2.tool_calls", value) for value in (["x"], [{}], [{"id": "c", "type": "f", "function": None}])),
-    *(
-        (f"metadata.{key}", value)
-        for key in ("timestamp", "model", "image", "cwd", "sandbox", "stop_reason", "sample_json")
-        for value in (None, 7, ["x"])
-    ),
-    *(("metadata.batch_num", value) for value in ("0", None, 0.5, -1)),
-    *(
-        (f"metadata.{key}", value)
-        for key in ("duration_seconds", "cost_usd")
-        for value in ("1", None, math.nan, math.inf, 10**401, -1.0, True)
-    ),
-    *(("metadata.usage", value) for value in (None, {}, 5, [])),
-    *(("metadata.usage.prompt_tokens", value) for value in ("1", None, 1.5, 10**401)),
+def each(value_of: str, *values: Any) -> list[tuple[str, Any]]:
+    return [(value_of, value) for value in values]
+
+
+WRONG = [
+    *each("api_calls", "x", None, -1, 1.5, True, math.inf, 10**401, [1]),
+    *each("completed", "true", 1, None),
+    *each("partial", 0),
+    *each("toolsets_used", "terminal", None, [1], {"terminal": 1}),
+    *each("tool_stats", None, [], {"terminal": None}, {"terminal": {}}, {"terminal": {"count": 1}}),
+    *each("tool_stats.terminal.count", "1", None, -1, 1.0, True, 10**401),
+    *each("tool_error_counts", None, []),
+    *each("tool_error_counts.terminal", "1", None, 1.0, 10**401),
+    *each("conversations", None, "x", ["x"]),
+    *each("conversations.2.from", None, 5, "human"),
+    *each("conversations.2.value", None, 5),
+    *each("conversations.2.tool_calls", None, 5, ["x"], [{}], [{"id": "c", "type": "f", "function": None}]),
+    *[wrong for name in METADATA_TEXTS for wrong in each(f"metadata.{name}", None, 7, ["x"])],
+    *each("metadata.batch_num", "0", None, 0.5, -1),
+    *each("metadata.duration_seconds", "1", None, math.nan, math.inf, 10**401, -1.0, True),
+    *each("metadata.cost_usd", "1", None, math.nan, math.inf, 10**401, -1.0, True),
+    *each("metadata.usage", None, {}, 5, []),
+    *each("metadata.usage.prompt_tokens", "1", None, 1.5, 10**401),
 ]
 
 
