@@ -18,8 +18,6 @@ _METADATA_NUMBERS = ("duration_seconds", "cost_usd")  # whole ones were rewritte
 _METADATA_KEYS = frozenset({"batch_num", "usage", *_METADATA_NUMBERS, *_METADATA_TEXTS})
 _USAGE_KEYS = frozenset({"prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens"})
 _BLANK_TOOL = {"count": 0, "success": 0, "failure": 0}
-_TURN_KEYS = frozenset({"from", "value"})
-_GPT_KEYS = _TURN_KEYS | {"tool_calls"}
 
 
 def wrong_field(row: Mapping[str, Any]) -> str:
@@ -56,7 +54,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _are_names(value: Any) -> bool:
-    return type(value) is list and all(type(name) is str for name in value)
+    return type(value) is list and {*map(type, value)} <= {str}
 
 
 def _are_stats(value: Any) -> bool:
@@ -84,8 +82,9 @@ def _is_turn(turn: Any) -> bool:
     if type(turn) is not dict or type(turn.get("from")) is not str or type(turn.get("value")) is not str:
         return False
     if turn["from"] != "gpt":
-        return turn.keys() == _TURN_KEYS
-    return turn.keys() == _GPT_KEYS and type(turn["tool_calls"]) is list and all(map(is_call, turn["tool_calls"]))
+        return len(turn) == len(("from", "value"))
+    calls = turn.get("tool_calls")
+    return len(turn) == len(("from", "value", "tool_calls")) and type(calls) is list and all(map(is_call, calls))
 
 
 def is_call(call: Any) -> bool:
