@@ -48,7 +48,7 @@ import fire
 from endpoints.launch import EndpointError, check_endpoint, listens_here, start_endpoint
 from rollout.checkpoint import DatasetFacts, Past
 from rollout.config import RunConfig
-from rollout.console import Console, fill_closed_streams, say
+from rollout.console import Console, fill_closed_streams
 from rollout.controller import Controller
 from rollout.extras import ExtrasError
 from rollout.filters import drop_reason
@@ -265,7 +265,6 @@ class BatchRunner:
             complete=complete_row,
         )
         merged = leg.run_dir.merge(rows, match, rules)
-        legs = leg.checkpoint.legs
         facts = RunFacts(
             run_name=self.config.run_name,
             distribution=self.distribution_name or Path(self.config.distribution).stem,
@@ -274,8 +273,8 @@ class BatchRunner:
             batch_size=self.config.batch_size,
             model=self.config.model,
             completed_at=datetime.now(UTC).astimezone().isoformat(timespec="milliseconds"),
-            duration_seconds=sum(each["duration_seconds"] for each in legs),
-            legs=legs,
+            duration_seconds=leg.checkpoint.all_seconds,
+            legs=leg.checkpoint.legs,
         )
         leg.run_dir.write_json(STATISTICS, statistics.to_json(facts), indent=2)
         warnings = [*merged.filtered_rows.lines()]
@@ -369,15 +368,14 @@ def _command(argv: list[str], console: Console, resume: str) -> int:
     listed = partial(distributions_text, typed)
     for name, text in (("help", help_text), ("list_distributions", listed), ("clean", clean)):
         if switch(name, typed.get(name, "false")):
-            say(text(), sys.stdout)
-            return EXIT_DONE
+            return EXIT_DONE if console.answer(text()) else EXIT_INCOMPLETE
     config = to_config(typed)
     console.verbose = config.verbose
     interrupt = Interrupt()
     catch_signals(interrupt, unwind=True)
     report = BatchRunner(config, console, interrupt, resume).run()
-    say(render(report).rstrip("\n"), sys.stdout)
-    return report.exit_code
+    told = console.answer(render(report).rstrip("\n"))
+    return report.exit_code or (EXIT_DONE if told else EXIT_INCOMPLETE)
 
 
 def _versions() -> str:

@@ -26,7 +26,7 @@ from rollout.messages import (
     UserMessage,
 )
 from rollout.replies import CUT, Reply
-from rollout.texts import dump_json, one_line
+from rollout.texts import dump_json, is_blank, one_line, shown_name
 from sandboxes.base import SandboxError
 
 PartialReason = Literal[
@@ -183,7 +183,9 @@ class Agent:
         self.cost_usd += reply.cost_usd
         if not tools:  # calls are of no use then, though some servers let a model make them
             reply = replace(reply, message=replace(reply.message, tool_calls=()))
-        if reply.finish_reason == "content_filter" and (reply.message.tool_calls or not _said(reply.message.content)):
+        if reply.finish_reason == "content_filter" and (
+            reply.message.tool_calls or is_blank(_said(reply.message.content))
+        ):
             raise ModelError("content_blocked", "the endpoint's content filter withheld the answer")
         return reply
 
@@ -200,7 +202,8 @@ class Agent:
         """Run what can be run, in order, and say of the rest why it was not."""
         ran = 0
         for number, call in enumerate(calls):
-            self.note(f"-> {call.name}", call.arguments)
+            name = shown_name(call.name, _MAX_NAME_CHARS)
+            self.note(f"-> {name}", call.arguments)
             error = self.error_of(call, number)
             if error:
                 result = ToolMessage(call.id, call.name, json.dumps({"error": error}, ensure_ascii=False))
@@ -208,7 +211,7 @@ class Agent:
                 ran += 1
                 result = await self.toolbox.run(call)
             self.messages.append(result)
-            self.note(f"<- {call.name}", result.content)
+            self.note(f"<- {name}", result.content)
         self.strikes = 0 if ran else self.strikes + 1
         if self.strikes == MAX_STRIKES:
             raise _CutShortError("invalid_tool_calls")
@@ -228,7 +231,7 @@ class Agent:
         """Write one log line."""
         if self.log:
             text = value if isinstance(value, str) else dump_json(value)
-            self.log(f"{one_line(what, _MAX_NAME_CHARS)} {one_line(text, self.limits.log_prefix_chars)}")
+            self.log(f"{what} {one_line(text, self.limits.log_prefix_chars)}")
 
     def failed(self, failure: Failure) -> AgentResult:
         """Return how it stands, cut off by a failure; may be called from outside while ``run`` is cancelled."""
@@ -250,7 +253,7 @@ class Agent:
 def _unusable(reply: Reply) -> Unusable | None:
     message = reply.message
     unclosed = _unclosed(message.content)
-    blank = not message.tool_calls and not _said(message.content)
+    blank = not message.tool_calls and is_blank(_said(message.content))
     if any(call.problem == CUT for call in message.tool_calls):
         return "cut_by_token_limit"
     if reply.finish_reason == "length" and (message.tool_calls or unclosed or blank):
@@ -272,4 +275,4 @@ def _said(content: str) -> str:
     for tag in _THOUGHT_TAGS:
         said, *thoughts = content.split(f"<{tag}>")
         content = said + "".join(thought.partition(f"</{tag}>")[2] for thought in thoughts)
-    return content.strip()
+    return content

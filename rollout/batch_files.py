@@ -35,11 +35,18 @@ def batch_numbers(folder: Path, problems: Problems) -> list[int]:
     with explained(f"read {folder}"), os.scandir(folder) as entries:
         for entry in entries:
             named = _BATCH_NAME.fullmatch(entry.name)
-            if named and entry.is_file():
+            if named and _is_file(entry):
                 numbers.append(int(named[1]))
             elif entry.name.startswith("batch_"):
                 problems.add(f"{folder / entry.name}: not a batch file (batch_N.jsonl); ignored")
     return sorted(numbers)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads round in a circle, or where nothing can be seen
+        return False
 
 
 def highest_number(folder: Path) -> int:
@@ -108,7 +115,7 @@ class BatchWriter:
             return self._open[batch_num]
         if len(self._open) >= _MAX_OPEN:
             self._close_one(self._open.popitem(last=False)[1])
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         handle = os.open(self._folder / batch_name(batch_num), flags, 0o644)
         batch = self._open[batch_num] = _OpenBatch(handle, os.fstat(handle).st_size)
         self._new_names |= batch.length == 0

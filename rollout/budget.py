@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
+from rollout.amounts import amount, count
 from rollout.config import RunConfig
 
 _SECONDS_AN_HOUR = 3600
@@ -129,8 +129,4 @@ def row_spending(row: Mapping[str, Any]) -> tuple[float, int]:
         return 0.0, 0
     usage = metadata.get("usage")
     tokens = [usage.get("prompt_tokens"), usage.get("completion_tokens")] if isinstance(usage, dict) else []
-    return _number(metadata.get("cost_usd")), int(sum(map(_number, tokens)))
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) and isfinite(value) else 0.0
+    return amount(metadata.get("cost_usd")), sum(map(count, tokens))

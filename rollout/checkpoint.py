@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from rollout.amounts import MAX_LEG_SECONDS, amount, is_count
 from rollout.batch_files import BATCH_NUMBERS, highest_number
-from rollout.files import explained
+from rollout.files import IrregularFileError, explained, open_to_read
 from rollout.jsonl import JsonObject
 from rollout.resume import Match
 from rollout.row_index import RowIndex
@@ -24,6 +25,7 @@ from rollout.rows import Outcome
 
 FORMAT = 1
 _LEG_CONFIG = ("model", "distribution", "seed")
+_BATCH_DIGITS = 15  # of numbers that are believed: the next batch's must fit as well
 _FREE_SECONDS = 1.0  # what saving may cost before it is rationed: small runs save after every batch
 _MAX_SHARE = 0.05  # of the wall time, beyond that
 
@@ -62,7 +64,10 @@ def load_past(path: Path, run_name: str) -> Past:
             if not path.exists():
                 missing = f"{path} is missing; the run goes on from its batch files"
                 return Past(warning=missing if highest_number(path.parent) >= 0 else "")
-            saved = json.loads(path.read_bytes())
+            with open_to_read(path) as file:
+                saved = json.loads(file.read())
+    except IrregularFileError:
+        return Past(warning=f"{path} is not a regular file; the run goes on from its batch files")
     except (ValueError, RecursionError):
         return Past(warning=f"{path} is damaged; the run goes on from its batch files")
     if not isinstance(saved, dict) or saved.get("run_name") != run_name:
@@ -70,7 +75,7 @@ def load_past(path: Path, run_name: str) -> Past:
     return Past(
         config=_object(saved.get("config")),
         dataset=_object(saved.get("dataset")),
-        legs=[leg for leg in _list(saved.get("legs")) if isinstance(leg, dict)],
+        legs=[known for leg in _list(saved.get("legs")) if (known := _leg(_object(leg)))],
         batch_stats=_batch_stats(_object(saved.get("batch_stats"))),
     )
 
@@ -126,8 +131,12 @@ class Checkpoint:
     @property
     def past_seconds(self) -> float:
         """Return how long all earlier legs took together."""
-        durations = [leg.get("duration_seconds") for leg in self._past_legs]
-        return sum(seconds for seconds in durations if isinstance(seconds, int | float) and isfinite(seconds))
+        return sum(float(leg.get("duration_seconds", 0.0)) for leg in self._past_legs)
+
+    @property
+    def all_seconds(self) -> float:
+        """Return how long all legs took together, this one until now."""
+        return self.past_seconds + self.seconds
 
     @property
     def legs(self) -> list[JsonObject]:
@@ -180,10 +189,47 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def _leg(saved: JsonObject) -> JsonObject:
+    """Return of an entry of ``legs`` what is known by name and has the right type."""
+    return {name: saved[name] for name, fits in _LEG_FIELDS.items() if name in saved and fits(saved[name])}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_duration(value: Any) -> bool:
+    return amount(value, MAX_LEG_SECONDS) == value and not isinstance(value, bool)
+
+
+def _is_batch(value: Any) -> bool:
+    return value is None or is_count(value)
+
+
+_LEG_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "run": _is_text,  # of which run it was, where runs were joined
+    "started_at": _is_text,
+    "ended_at": _is_text,
+    "duration_seconds": _is_duration,
+    "model": _is_text,
+    "distribution": _is_text,
+    "seed": _is_whole,
+    "dataset_sha256": _is_text,
+    "samples": is_count,
+    "first_batch": _is_batch,
+    "last_batch": _is_batch,
+    "rows": is_count,
+}
+
+
 def _batch_stats(saved: JsonObject) -> dict[int, BatchStats]:
     stats = {}
     for name, counts in saved.items():
-        if BATCH_NUMBERS.fullmatch(name) and isinstance(counts, dict):
-            known = {key: counts[key] for key in vars(BatchStats()) if type(counts.get(key)) is int}
+        if BATCH_NUMBERS.fullmatch(name) and len(name) <= _BATCH_DIGITS and isinstance(counts, dict):
+            known = {key: counts[key] for key in vars(BatchStats()) if is_count(counts.get(key))}
             stats[int(name)] = BatchStats(**known)
     return stats

@@ -107,7 +107,7 @@ class RunConfig(BaseModel):
     keep_no_reasoning: bool = False
     """Keep rollouts in which the model showed no reasoning."""
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600
-    """Wall time of one rollout in seconds, above 0."""
+    """Wall time of one rollout in seconds, above 0, from its first request's turn on."""
     shard: Annotated[str, AfterValidator(_checked_shard)] | None = None
     """i/n: only every n-th sample, from the i-th on, i from 1 to n; each shard is a run of its own."""
     merge: tuple[str, ...] = ()

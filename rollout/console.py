@@ -19,7 +19,7 @@ from typing import IO, Any, TextIO
 
 from tqdm import tqdm
 
-from rollout.files import explained
+from rollout.files import explained, open_regular
 from tools.redact import redact
 
 PLAIN_PROGRESS_SECONDS = 30.0  # without a terminal: a line so often
@@ -39,7 +39,7 @@ class Console:
     def logging_to(self, path: Path) -> Iterator[None]:
         """Keep everything in the run's log file, and the traceback of what ends the block. Raises RunDirError."""
         with explained(f"write {path}"):
-            self.log_file = path.open("ab", buffering=0)
+            self.log_file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
         try:
             yield
         finally:
@@ -60,6 +60,16 @@ class Console:
         if wanted and not self.quiet:
             prefix = "" if level in ("info", "call", "debug") else f"{level}: "
             self._print(prefix + text)
+
+    def answer(self, text: str) -> bool:
+        """Print what was asked for on stdout; False, and a line on stderr, when it could not be written.
+
+        A reader that goes away (``| head``) has had what it wanted.
+        """
+        problem = say(text, sys.stdout)
+        if problem:
+            self.log("error", f"cannot write to standard output: {problem}")
+        return not problem
 
     def _print(self, line: str) -> None:
         if self.progress:
@@ -127,17 +137,20 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def say(text: str, stream: TextIO | None) -> None:
-    """Print a line, whatever the stream's encoding and state."""
+def say(text: str, stream: TextIO | None) -> str:
+    """Print a line, whatever the stream's encoding and state; return why it is lost, "" where nobody misses it."""
     if stream is None:
-        return
+        return ""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         print(safe, file=stream, flush=True)
-    except (OSError, ValueError):  # the reader went away, or the disk is full, or it is closed
+    except (OSError, ValueError) as error:  # the reader went away, or the disk is full, or it is closed
         with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())  # or the interpreter would try again at exit, and complain
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            return error.strerror or str(error)
+    return ""
 
 
 def fill_closed_streams() -> None:

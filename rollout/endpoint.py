@@ -20,6 +20,7 @@ from rollout.messages import FailureKind
 from rollout.replies import refusal
 from rollout.retry import Attempts, RetryPolicy, TryError, Verdict, exhausted_seconds, retry_after_seconds
 from rollout.texts import one_line
+from rollout.wall import met_with
 from tools.redact import redact
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Endpoint:
         while True:
             request = compose()
             try:
-                return await self._try(request, read)
+                answer = await self._try(request, read)
             except TryError as error:
                 if learn(error, request):
                     continue
@@ -113,6 +114,10 @@ class Endpoint:
                 if delay is None:
                     raise ModelError(error.verdict.kind, told) from None
                 self._log(f"{told}; trying again in {delay:.1f} s")
+                met_with(told)
+            else:
+                met_with("")
+                return answer
             await self._gate.pause(delay)
 
     async def close(self) -> None:

@@ -1,5 +1,7 @@
 """Files that are whole or not there: atomic replacement, and what the system says of a folder in one line.
 
+Others may have been in the folder of a run: what should be a file is opened here, and so never waited for.
+
 A new version is written beside the old one under a hidden name, flushed to the disk, and put in its place at once. A
 process that is killed on the way leaves the old version and perhaps a hidden file, which ``sweep`` removes.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,11 +23,20 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 1 << 20
 _STEADY_BYTES = 32 << 20
+# What opening says of folders, of pipes and sockets that nobody reads, and of links that lead nowhere or must not be.
+_NO_FILE = (errno.EISDIR, errno.ENXIO, errno.ELOOP)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class RunDirError(Exception):
     """A run's folder or a file in it cannot be used; the message is one line that names it and the reason."""
+
+
+class IrregularFileError(RunDirError):
+    """A folder, a pipe or the like stands where a file of the run should be."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is not a regular file: move it away")
 
 
 @contextmanager
@@ -34,6 +46,49 @@ def explained(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunDirError(f"cannot {doing}: {error.strerror or error}") from error
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a file of a run and return its descriptor; never wait for a pipe's other end, as plain opening does.
+
+    Raises OSError, and IrregularFileError when what is there is no file, nor a link to one.
+    """
+    try:
+        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise IrregularFileError(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise IrregularFileError(path)
+    return handle
+
+
+def open_to_read(path: Path, buffer_bytes: int = -1) -> BinaryIO:
+    """Open a file of a run for reading, as ``open_regular`` does; ``buffer_bytes``: as ``open`` has it."""
+    return os.fdopen(open_regular(path), "rb", buffering=buffer_bytes)
+
+
+def refuse_irregular(path: Path) -> None:
+    """Raise IrregularFileError when something else than a file, a link to one, or nothing is there."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise IrregularFileError(path) from None
+        raise
+    if not stat.S_ISREG(mode):
+        raise IrregularFileError(path)
+
+
+def refuse_irreplaceable(path: Path) -> None:
+    """Raise IrregularFileError when ``replaced`` could not put a file in this place: only a folder withstands it."""
+    for place in (path, _hidden(path)):
+        if place.is_dir() and not place.is_symlink():
+            raise IrregularFileError(place)
 
 
 @contextmanager
@@ -105,7 +160,8 @@ def sync_folder(folder: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove what a killed process left of its replacements. Raises OSError."""
     for leftover in folder.glob(".*.tmp"):
-        leftover.unlink()
+        if leftover.is_symlink() or not leftover.is_dir():  # a folder is not ours
+            leftover.unlink()
 
 
 def _hidden(path: Path) -> Path:

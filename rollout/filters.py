@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rollout.texts import one_line
+from rollout.texts import shown_name
 from rollout.trajectory import Turn, called_tools, offered_tools, turn_thinks
 from toolsets import KNOWN_TOOLS
 
@@ -48,7 +48,7 @@ def added_tools(row: Mapping[str, Any]) -> tuple[str, ...]:
 def drop_reason(row: Mapping[str, Any]) -> str:
     """Say why the merge drops a row, for people to read; "" when it stays."""
     names = unknown_tools(row)
-    return f"unknown tool: {', '.join(one_line(name, _NAME_CHARS) for name in names)}" if names else ""
+    return f"unknown tool: {', '.join(shown_name(name, _NAME_CHARS) for name in names)}" if names else ""
 
 
 def _other_tools(row: Mapping[str, Any]) -> tuple[str, ...]:

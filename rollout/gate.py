@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from rollout.controller import MAX_WAIT_SECONDS, Seen
+from rollout.wall import waiting_for_turn
 
 _BRAKE_SECONDS = 0.1
 _BURST_SECONDS = 0.05  # of the allowed rate may be saved up
@@ -62,7 +63,8 @@ class Gate:
     @asynccontextmanager
     async def passage(self) -> AsyncIterator[Passage]:
         """Wait for a turn, and hold it while the block sends a request and reads its answer. Raises GateClosedError."""
-        await self._turn()
+        with waiting_for_turn():
+            await self._turn()
         passage = Passage(time.monotonic())
         try:
             yield passage

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from rollout.batch_files import batch_name
 from rollout.checkpoint import Past, load_past
 from rollout.config import RunConfig, is_shard, shard_samples
-from rollout.files import RunDirError, explained, replaced, sync_folder
+from rollout.files import IrregularFileError, RunDirError, explained, open_to_read, replaced, sync_folder
 from rollout.jsonl import JsonObject
 from rollout.merge import RowReader
 from rollout.resume import match_rows
@@ -73,8 +73,9 @@ class Source:
 
 
 def _saved(folder: Path) -> JsonObject:
-    with suppress(OSError, ValueError, RecursionError):
-        saved = json.loads((folder / CHECKPOINT).read_bytes())
+    with suppress(OSError, IrregularFileError, ValueError, RecursionError):
+        with open_to_read(folder / CHECKPOINT) as file:
+            saved = json.loads(file.read())
         return saved if isinstance(saved, dict) else {}
     return {}
 
@@ -158,7 +159,7 @@ def join(run_name: str, dataset: Dataset, sources: Sequence[Source], data: Path 
         try:
             legs = _copy_all(sources, hidden)
             with replaced(hidden / CHECKPOINT) as file:
-                file.write(json.dumps({"format": 1, "run_name": run_name, "legs": legs}).encode())
+                file.write(json.dumps({"format": 1, "run_name": run_name, "legs": legs}, allow_nan=False).encode())
             hidden.replace(target)
             sync_folder(data)
         finally:
@@ -231,7 +232,7 @@ def _copy_batch(source: Source, batch_num: int, target: Path) -> None:
         if any(source.fates[rows.start : rows.stop]):
             file.writelines(_lines(source, rows, _COPIED))
         else:
-            with (source.folder / batch_name(batch_num)).open("rb") as original:
+            with open_to_read(source.folder / batch_name(batch_num)) as original:
                 shutil.copyfileobj(original, file, _BUFFER_BYTES)
 
 

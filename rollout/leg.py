@@ -1,7 +1,8 @@
 """One invocation's share of a run: the pending samples go to the pool, what comes back goes to the run folder.
 
 Every row is durable before it counts as done, and the checkpoint follows after each batch. Decides when it is no use to
-go on: when the endpoint refuses in a way that trying again cannot mend, or when the run's budget is used up.
+go on: when the endpoint refuses in a way that trying again cannot mend, when the run's budget is used up, or when the
+dataset is no longer what it was. What runs then is finished and recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rollout.pool import Pool, PoolError
 from rollout.row_index import RowIndex
 from rollout.rows import NoResult, RowFacts, build_row, encode_row, summary
 from rollout.run_dir import RunDir
-from rollout.samples import Dataset
+from rollout.samples import Dataset, DatasetError
 
 HOPELESS_KINDS = ("auth", "billing", "model_not_found")
 HOPELESS_IN_A_ROW = 3  # so many refused samples, with none answered between, end the dispatch
@@ -65,7 +66,7 @@ class Leg:
     def run(self, pending: array[int], pool: Pool) -> None:
         """Run the pending samples (indices, ascending) and leave a true checkpoint.
 
-        Raises RunDirError, DatasetError, PoolError.
+        Raises RunDirError, PoolError.
         """
         progress = self.console.progress = Progress.start(len(pending)) if not self.console.quiet else None
         try:
@@ -91,7 +92,13 @@ class Leg:
             indices = pending[start : start + size]
             self._left_in_batch[batch_num] = len(indices)
             for index in indices:
-                yield Job(self.dataset[index], batch_num)
+                try:
+                    sample = self.dataset[index]
+                except DatasetError as error:
+                    self.stopped = str(error)
+                    self.console.log("error", f"nothing more is begun: {error}")
+                    return
+                yield Job(sample, batch_num)
 
     def _take(self, group: list[Outcome], pool: Pool) -> None:
         """Write a group of outcomes: all rows first, one sync for all, then what follows from them."""

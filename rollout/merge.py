@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
 from rollout.batch_files import batch_name
-from rollout.files import RunDirError, explained, replaced
+from rollout.files import RunDirError, explained, open_to_read, replaced
 from rollout.jsonl import JsonObject, Problems, parse_object, parse_strictly
 from rollout.resume import Match
 from rollout.row_index import RowIndex
@@ -81,7 +81,7 @@ def _fate(rows: RowIndex, row: int, drop_reason: str) -> tuple[Fate, str]:
 
 def _with_index(line: bytes, values: JsonObject, index: int) -> tuple[bytes, JsonObject]:
     """Return the row with this prompt_index in it: what it answers may stand elsewhere in today's dataset."""
-    if values.get("prompt_index") == index:
+    if type(recorded := values.get("prompt_index")) is int and recorded == index:  # true and 1.0 equal 1
         return line, values
     values = {**values, "prompt_index": index}
     if found := _INDEX_IN_FRONT.match(line):
@@ -135,7 +135,7 @@ class RowReader:
             return self._files[batch_num]
         if len(self._files) >= _MAX_OPEN:
             self._files.popitem(last=False)[1].close()
-        file = self._files[batch_num] = (self._folder / batch_name(batch_num)).open("rb", buffering=0)
+        file = self._files[batch_num] = open_to_read(self._folder / batch_name(batch_num), buffer_bytes=0)
         return file
 
 

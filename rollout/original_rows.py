@@ -9,7 +9,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from rollout.rows import KEYS, Row, outcome
+from rollout.amounts import amount, is_count
+from rollout.row_types import is_call
+from rollout.rows import KEYS, Row, encode_row, outcome
 from rollout.trajectory import Turn, calls_in_text
 from toolsets import KNOWN_TOOLS
 
@@ -48,10 +50,11 @@ def complete_row(row: Row) -> bool:
         "toolsets_used": [name for name in _list(row.get("toolsets_used")) if isinstance(name, str)],
     }
     shaped["metadata"]["timestamp"] = _with_fraction(shaped["metadata"]["timestamp"])
-    if shaped == row:
+    shaped = {key: shaped[key] for key in KEYS}
+    if encode_row(shaped) == encode_row(row):  # 0 equals 0.0, but is not written like it
         return False
     row.clear()
-    row.update({key: shaped[key] for key in KEYS})
+    row.update(shaped)
     return True
 
 
@@ -62,6 +65,8 @@ def _has_our_keys(row: Row) -> bool:
     for name, keys in _COLUMNS:
         if not isinstance(row[name], dict) or row[name].keys() != keys:
             return False
+    if any(type(row["metadata"][name]) is not float for name in ("duration_seconds", "cost_usd")):
+        return False
     turns = [turn for turn in _list(row["conversations"]) if isinstance(turn, dict)]
     return bool(turns) and not [turn for turn in turns if ("tool_calls" in turn) != (turn.get("from") == "gpt")]
 
@@ -71,8 +76,10 @@ def _shaped(value: Any, blank: Any) -> Any:
     if isinstance(blank, dict):
         known = value if isinstance(value, dict) else {}
         return {key: _shaped(known.get(key), default) for key, default in blank.items()}
-    if isinstance(blank, float) and type(value) is int:
-        return float(value)
+    if isinstance(blank, float):
+        return float(amount(value))
+    if type(blank) is int:
+        return value if is_count(value) else blank
     return value if type(value) is type(blank) else blank
 
 
@@ -86,7 +93,7 @@ def _turn(turn: Turn, answer: Turn) -> Turn:
     if shaped["from"] != "gpt":
         return shaped
     calls = turn.get("tool_calls")
-    if not isinstance(calls, list):
+    if not (isinstance(calls, list) and all(map(is_call, calls))):
         calls = calls_in_text(shaped["value"], str(answer.get("value", "")))
     return {**shaped, "tool_calls": calls}
 

@@ -6,11 +6,11 @@ Whatever the bytes are, what comes out is a Reply or a TryError, and every text 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from rollout.amounts import MAX_AMOUNT, MAX_ANSWER_TOKENS, MAX_ANSWER_USD, amount
 from rollout.messages import AssistantMessage, ToolCall, Usage
 from rollout.retry import TryError, Verdict, classify
 from rollout.texts import dump_json, one_line, parse_json
@@ -19,7 +19,6 @@ CUT = "cut by the token limit"  # the ``problem`` of a call whose arguments stop
 MAX_WORDS_SHOWN = 300  # characters of an endpoint's words in a message for people
 _MAX_WORDS_READ = 4000
 _MAX_REASONING_ITEMS = 64  # more of them are the chunks of one text
-_MAX_COUNT = 10**12  # a larger token count is no token count
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details")
 _MESSAGE_FIELDS = {"content", "tool_calls", "function_call", "refusal", *_REASONING_FIELDS}
 _FINISH_REASONS = {"max_tokens": "length", "model_length": "length", "safety": "content_filter"}
@@ -35,7 +34,7 @@ class Reply:
     message: AssistantMessage
     finish_reason: str  # the endpoint's: stop, tool_calls, length, content_filter, ...; "" where it names none
     usage: Usage
-    cost_usd: float  # 0.0 where the endpoint names none
+    cost_usd: float  # 0.0 where the endpoint names none, or more than MAX_ANSWER_USD
 
 
 def read_reply(body: bytes) -> Reply:
@@ -52,7 +51,9 @@ def read_reply(body: bytes) -> Reply:
         raise _no_answer("an answer without a message")
     reported = answer.get("usage")
     reported = reported if isinstance(reported, dict) else {}
-    return Reply(_message(message), _finish_reason(choice), _usage(reported), _number(reported.get("cost")))
+    return Reply(
+        _message(message), _finish_reason(choice), _usage(reported), _number(reported.get("cost"), MAX_ANSWER_USD)
+    )
 
 
 def read_object(body: bytes) -> JsonObject:
@@ -225,15 +226,14 @@ def _usage(usage: JsonObject) -> Usage:
 
 def _count(*values: Any) -> int:
     """Return the first of the values that is a number above 0, as a count of tokens; else 0."""
-    return next((int(number) for number in map(_number, values) if 1 <= number <= _MAX_COUNT), 0)
+    return next((int(number) for value in values if (number := _number(value, MAX_ANSWER_TOKENS)) >= 1), 0)
 
 
-def _number(value: Any) -> float:
-    """Return a number that came as a number or as text; 0.0 for anything else, for what is negative or without end."""
+def _number(value: Any, most: float = MAX_AMOUNT) -> float:
+    """Return a number that came as a number or as text; 0.0 for anything else, for what no endpoint means (amounts)."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return 0.0
     try:
-        number = float(value)
+        return amount(float(value), most)
     except (ValueError, OverflowError):
         return 0.0
-    return number if math.isfinite(number) and number > 0 else 0.0

@@ -139,7 +139,7 @@ def _filtered(statistics: RunStatistics) -> Iterator[str]:
     yield f"Filtered: {rows_left_out} left out of the trajectories for calling tools that do not exist"
     yield f"  prompt_index {prompts}{more}"
     for name, rows in statistics.unknown_tools.most_common(_NAMES_SHOWN):
-        yield f"  {_plain(name)}: {_many(rows, 'row')}"
+        yield f"  {_plain(name) or '(no name)'}: {_many(rows, 'row')}"
     if (names := len(statistics.unknown_tools) - _NAMES_SHOWN) > 0:
         yield f"  and {_number(names)} more names"
 

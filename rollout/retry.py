@@ -165,6 +165,9 @@ _OVERFLOW_WORDS = _any(
     r"input token count",
     r"too many (input |prompt |total )?tokens",
 )
+_CONTEXT_WORDS = _any(
+    r"context", r"tokens?\b", r"(?<!content.)length", r"(prompt|input|conversation|messages?) .{0,8}long"
+)
 _BILLING_WORDS = _any(
     r"insufficient.{0,12}(credit|quota|balance|funds)",
     r"(credit balance|out of credit|more credits|payment required|billing|arrears)",
@@ -221,6 +224,7 @@ _BY_WORDS_FIRST: Mapping[int, _Rules] = {
     402: ((_PASSING_LIMIT_WORDS, _RATE_LIMIT),),
     403: ((_BLOCKED_WORDS, _BLOCKED), (_BILLING_WORDS, _BILLING)),
     404: ((_BILLING_WORDS, _BILLING),),
+    413: ((_CONTEXT_WORDS, _OVERFLOW),),  # else it is a proxy that minds the bytes
     422: _BAD_REQUEST_RULES,
     429: (
         _HARD_QUOTA_RULE,
@@ -238,7 +242,7 @@ _BY_STATUS: Mapping[int, Verdict] = {
     404: _MODEL_NOT_FOUND,  # or the path is wrong; either way nothing there will answer
     408: Verdict("timeout", retry=True),
     409: _SERVER,
-    413: _OVERFLOW,
+    413: _BAD_REQUEST,
     425: _SERVER,
     429: _RATE_LIMIT,
 }

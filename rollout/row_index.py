@@ -2,7 +2,8 @@
 
 Everything a batch file may have suffered is tolerated and told: a line that was cut by a crash or a full disk, junk,
 bytes that are no text, files that are empty or have odd names. No file is ever changed. Rows of the original runner are
-understood: a failed sample's, a tombstone ({prompt_index, discarded, prompt}), rows that do not say where they ran.
+understood: a failed sample's, a tombstone ({prompt_index, discarded, prompt}), rows that do not say where they ran. A
+row of ours whose fields have other types than ours have is junk like any other.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, get_args
 from rollout.batch_files import batch_name, batch_numbers
 from rollout.budget import row_spending
 from rollout.content import Keys, content_key, placeless_key, prompt_text
-from rollout.files import explained
+from rollout.files import explained, open_to_read
 from rollout.jsonl import JsonObject, Problems, parse_object, read_lines
+from rollout.row_types import wrong_field
 from rollout.rows import Outcome, outcome
 
 NO_INDEX = -1  # of a row that does not say its prompt_index
@@ -58,6 +60,8 @@ class RowIndex:
 
     def add(self, place: tuple[int, int, int], row: JsonObject) -> None:
         """Add a row at (batch, offset, length). Raises ValueError with the reason when it is no row."""
+        if wrong := wrong_field(row):
+            raise ValueError(f'"{wrong}" is not what it is in a row of this program')
         key = _row_key(row)
         index = row.get("prompt_index")
         batch, offset, length = place
@@ -91,7 +95,7 @@ def scan_later_rows(folder: Path, first_batch: int, rows: RowIndex) -> None:
 
 def _scan_batch(folder: Path, batch_num: int, rows: RowIndex) -> None:
     path = folder / batch_name(batch_num)
-    with explained(f"read {path}"), path.open("rb", buffering=_BUFFER_BYTES) as file:
+    with explained(f"read {path}"), open_to_read(path, _BUFFER_BYTES) as file:
         for number, offset, line in read_lines(file):
             if line.isspace():
                 continue

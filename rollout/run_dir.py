@@ -21,18 +21,27 @@ from typing import Any, Self
 
 from rollout.batch_files import BatchWriter, batch_name, batch_numbers, highest_number
 from rollout.checkpoint import Checkpoint, DatasetFacts, Past, load_past
-from rollout.files import RunDirError, explained, replaced, sweep, sync_folder
+from rollout.files import (
+    RunDirError,
+    explained,
+    refuse_irregular,
+    refuse_irreplaceable,
+    replaced,
+    sweep,
+    sync_folder,
+)
 from rollout.jsonl import JsonObject, Problems
 from rollout.merge import TRAJECTORIES, MergeReport, MergeRules, merge_rows
 from rollout.resume import Match
 from rollout.row_index import RowIndex, scan_later_rows, scan_rows
-from rollout.run_lock import RunLock
+from rollout.run_lock import LOCK_FILES, RunLock
 
 __all__ = ["DATA", "RunDir", "RunDirError", "check_run"]
 
 DATA = Path("data")
 CHECKPOINT = "checkpoint.json"
 STATISTICS = "statistics.json"
+LOG = "run.log"
 _MAX_NAME_BYTES = 255
 
 
@@ -40,7 +49,8 @@ def check_run(run_name: str, *, resume: bool, data: Path = DATA) -> Path:
     """Return the run's folder, after checking that it may be used; nothing is touched.
 
     Raises RunDirError: on a name that is not one path component, on a folder that is a link to another or that another
-    process has, and, without ``resume``, on one that holds rows.
+    process has, on a folder, pipe or the like in the place of one of its files, which the run could only stumble over
+    later, and, without ``resume``, on a folder that holds rows.
     """
     folder = data / _checked_name(run_name)
     with explained(f"use {folder}"):
@@ -50,6 +60,10 @@ def check_run(run_name: str, *, resume: bool, data: Path = DATA) -> Path:
             if os.path.lexists(path) and not path.is_dir():
                 raise RunDirError(f"{path} is not a folder: move it away, or choose another run_name")
         if folder.exists():
+            for name in (*LOCK_FILES, LOG):
+                refuse_irregular(folder / name)
+            for name in (CHECKPOINT, TRAJECTORIES, STATISTICS):
+                refuse_irreplaceable(folder / name)
             if RunLock.held(folder):
                 RunLock.acquire(folder).release()  # tells who holds it
             if not resume:
@@ -106,7 +120,7 @@ class RunDir:
     @property
     def log_path(self) -> Path:
         """Where tracebacks and versions go."""
-        return self.path / "run.log"
+        return self.path / LOG
 
     def append(self, batch_num: int, line: bytes) -> None:
         """Write one row, with or without its newline; it is durable after ``sync``. Raises RunDirError."""
@@ -154,7 +168,7 @@ class RunDir:
     def write_json(self, name: str, value: Any, *, indent: int | None = None) -> None:
         """Replace a JSON file of the run at once. Raises RunDirError; the old file then stays."""
         with replaced(self.path / name) as file:
-            text = json.dumps(value, ensure_ascii=False, indent=indent)
+            text = json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False)
             file.write(text.encode(errors="replace") + b"\n")  # names of files need be no text
 
 

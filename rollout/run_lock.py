@@ -14,10 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.files import RunDirError, explained
+from rollout.files import RunDirError, explained, open_regular, open_to_read
 
 _LOCK_NAME = ".lock"
 _PID_NAME = ".pid"
+LOCK_FILES = (_LOCK_NAME, _PID_NAME)
+_OWNER_BYTES = 400  # of a pid file: a pid, a host, a time
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -35,7 +37,7 @@ class RunLock:
         lock = cls(folder)
         path = folder / _LOCK_NAME
         with explained(f"lock {folder}"):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             try:
                 if _lock_works(handle):
                     os.ftruncate(handle, 0)
@@ -53,9 +55,9 @@ class RunLock:
 
     @staticmethod
     def held(folder: Path) -> bool:
-        """Tell whether a process holds the kernel's lock, without touching anything."""
+        """Tell whether a process holds the kernel's lock, without touching anything. Raises IrregularFileError."""
         try:
-            handle = os.open(folder / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            handle = open_regular(folder / _LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             return False
         try:
@@ -107,7 +109,8 @@ def _claim_pid_file(folder: Path) -> None:
 def _remove_if_dead(path: Path) -> None:
     """Remove the pid file of a dead process. Raises RunDirError when its owner lives, or may live."""
     with suppress(FileNotFoundError):
-        owner = path.read_text(encoding="utf-8", errors="replace")
+        with open_to_read(path) as file:
+            owner = file.read(_OWNER_BYTES).decode(errors="replace")
         pid, _, rest = owner.partition(" ")
         host, _, start = rest.rpartition(" ")
         if not pid.isdecimal() or host != socket.gethostname():

@@ -31,6 +31,7 @@ from rollout.messages import Failure, Usage
 from rollout.on_demand import SandboxOnDemand
 from rollout.rows import Row, RowFacts, build_row, discarded_row, summary
 from rollout.samples import Sample
+from rollout.wall import OvertimeError, wall_time
 from sandboxes import BACKENDS
 from sandboxes.base import ImageBackend, SandboxError, SandboxSpec
 from sandboxes.places import PlaceQueue
@@ -150,15 +151,13 @@ class Session:
         if not self.toolbox.definitions:
             reasons = "; ".join(f"{name}: {self.stage.unavailable.get(name, '')}" for name in self.drawn)
             return self.failed(Failure("bad_request", f"no tool is left of the toolsets drawn ({reasons})"))
-        wall = asyncio.timeout(self.stage.config.timeout_seconds)
+        seconds = self.stage.config.timeout_seconds
         try:
-            async with wall:
+            async with wall_time(seconds):
                 result = await self._checked_run()
-        except TimeoutError:
-            if not wall.expired():
-                raise
-            seconds = f"{self.stage.config.timeout_seconds:g}"
-            return self.failed(Failure("timeout", f"the rollout took longer than --timeout_seconds={seconds}"))
+        except OvertimeError as error:
+            told = f"the rollout took longer than --timeout_seconds={seconds:g}{error}"
+            return self.failed(Failure("timeout", told))
         finally:
             await asyncio.shield(self._close())
         return self._row(result)

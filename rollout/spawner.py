@@ -10,6 +10,7 @@ is no answer: a worker tells its pid itself, and its socket closes when it ends 
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import os
@@ -33,6 +34,7 @@ from rollout.secrecy import without_secrets
 WORKER_EXIT_SECONDS = 3.5  # what workers get to close their sandboxes once the parent has let go of them
 _ROOT = Path(__file__).resolve().parent.parent
 _MESSAGE_BYTES = 64
+_PR_SET_PDEATHSIG = 1
 _GC_ALLOCATIONS = 10_000  # between two collections: JSON makes many objects, and hardly a cycle
 _OPEN_FILES = 16_384  # a rollout that is busy has about seven, and a worker has hundreds of rollouts
 
@@ -111,6 +113,7 @@ class LocalSpawner:
     def close(self) -> None:
         """End the process, after its workers, whose sockets must be closed by now; what does not end is killed."""
         self.control.close()
+        self.process.send_signal(signal.SIGCONT)  # one that somebody has stopped would not see it
         try:
             self.process.wait(timeout=WORKER_EXIT_SECONDS + 1)
         except subprocess.TimeoutExpired:
@@ -208,6 +211,7 @@ def allow_open_files() -> None:
 
 def main() -> None:
     """Run the spawner on the control socket whose number is the last argument."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # to see the parent's end, though it is stopped
     faulthandler.enable()  # what crashes leaves a trace in the run's log
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, leave_it_to_the_parent)

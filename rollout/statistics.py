@@ -19,6 +19,7 @@ from itertools import islice
 from math import ceil
 from typing import Any
 
+from rollout.amounts import amount, count
 from rollout.filters import NO_REASONING, UNKNOWN_TOOL, added_tools, reasoning_turns, unknown_tools
 from rollout.messages import Usage
 from rollout.rows import DISCARDED, ERROR, Outcome, outcome, saved_tool_stats
@@ -89,8 +90,8 @@ class RunStatistics:
         """Count one row. ``final``: it is the last one of its sample; others were tried again, and only cost."""
         metadata = _mapping(row.get("metadata"))
         self.usage += _usage(_mapping(metadata.get("usage")))
-        self.cost_usd += _number(metadata.get("cost_usd"))
-        self.api_calls += int(_number(row.get("api_calls")))
+        self.cost_usd += amount(metadata.get("cost_usd"))
+        self.api_calls += count(row.get("api_calls"))
         if not final:
             return
         ending = outcome(row)
@@ -102,7 +103,7 @@ class RunStatistics:
         turns, with_reasoning = reasoning_turns(row)
         self.turn_counts[turns] += 1
         if "duration_seconds" in metadata:
-            self.rollout_seconds.append(_number(metadata["duration_seconds"]))
+            self.rollout_seconds.append(amount(metadata["duration_seconds"]))
         if ending == "discarded":
             self.discards[str(row[DISCARDED])] += 1
             return
@@ -233,7 +234,7 @@ class RunStatistics:
                 _add_counts(self.tools.setdefault(name, ToolCounts()), stats)
         names = unknown_tools(row)
         if names:
-            self.filtered_prompts.append(int(_number(row.get("prompt_index"))))
+            self.filtered_prompts.append(count(row.get("prompt_index")))
         self.unknown_tools.update(list(dict.fromkeys(name[:_NAME_CHARS] for name in names)))
 
 
@@ -243,13 +244,13 @@ def percent(part: int, whole: int) -> float:
 
 
 def _add_counts(total: ToolCounts, more: Mapping[str, Any]) -> None:
-    total.count += int(_number(more.get("count")))
-    total.success += int(_number(more.get("success")))
-    total.failure += int(_number(more.get("failure")))
+    total.count += count(more.get("count"))
+    total.success += count(more.get("success"))
+    total.failure += count(more.get("failure"))
 
 
 def _usage(saved: Mapping[str, Any]) -> Usage:
-    return Usage(**{name: int(_number(saved.get(name))) for name in _USAGE_NAMES})
+    return Usage(**{name: count(saved.get(name)) for name in _USAGE_NAMES})
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -258,7 +259,3 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) else 0.0

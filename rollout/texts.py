@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from typing import Any
 
 MAX_JSON_DEPTH = 64  # deeper values break encoders further down the road
@@ -61,6 +62,16 @@ def parse_json(text: str) -> Any:
 def dump_json(value: Any) -> str:
     """Return compact JSON text, in UTF-8 characters rather than escapes."""
     return _ENCODER.encode(value)
+
+
+def is_blank(text: str) -> bool:
+    """Tell whether a text shows nothing: white space, and characters without width (U+200B, U+FEFF and their like)."""
+    return all(char.isspace() or unicodedata.category(char) == "Cf" for char in text)
+
+
+def shown_name(name: str, max_chars: int) -> str:
+    """Return a name that a model made up as people can read it, a missing one too."""
+    return one_line(name, max_chars) or "(no name)"
 
 
 def one_line(text: str, max_chars: int) -> str:

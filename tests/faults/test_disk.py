@@ -173,15 +173,29 @@ def test_a_folder_that_is_removed(place: Workplace) -> None:
     finish(place, prompts)
 
 
-@pytest.mark.slow
+STANDING_IN_THE_WAY = (
+    ".lock",
+    ".pid",
+    "run.log",
+    "checkpoint.json",
+    "trajectories.jsonl",
+    "statistics.json",
+    ".checkpoint.json.tmp",
+    ".trajectories.jsonl.tmp",
+    ".statistics.json.tmp",
+)
+
+
 def test_folders_where_files_should_be(place: Workplace) -> None:
     place.dataset(["one"])
     with ScriptedEndpoint([answer("1")]) as endpoint:
-        for name in (".lock", "run.log", "checkpoint.json", "statistics.json"):
+        for name in STANDING_IN_THE_WAY:
             (place.run_dir() / name).mkdir(parents=True)
-            assert_told(place.run(endpoint.base_url), name.lstrip("."), "Is a directory")
+            ended = place.run(endpoint.base_url)
+            told = f"error: data/r/{name} is not a regular file: move it away\n"
+            assert (ended.code, ended.stdout, ended.stderr) == (2, "", told)
             (place.run_dir() / name).rmdir()
-        assert len(endpoint.requests) == 1
+        assert not endpoint.requests
     finish(place, ["one"])
 
 

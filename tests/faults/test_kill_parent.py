@@ -216,3 +216,28 @@ def test_a_scripted_endpoint_does_not_outlive_a_killed_program(place: Workplace)
         process.kill()
         process.communicate()
     assert_gone(below_me)
+
+
+@pytest.mark.slow
+def test_a_spawner_that_is_stopped_before_it_has_a_worker_is_not_left_behind(place: Workplace) -> None:
+    place.dataset(["one", "two", "three"])
+    with ScriptedEndpoint([answer("late", delay_seconds=LONG)]) as endpoint:
+        with ending(place.start(endpoint.base_url)) as process:
+            wait_until(lambda: below(process.pid), "the spawner is born")
+            spawner(process.pid).kill(signal.SIGSTOP)
+            process.send_signal(signal.SIGINT)
+            assert place.ended(process, 10).code == 130
+        assert_gone(below_me)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_spawner_is_not_left_behind(place: Workplace, number: signal.Signals) -> None:
+    place.dataset(["one", "two", "three"])
+    with ScriptedEndpoint([answer("late", delay_seconds=LONG)]) as endpoint:
+        with ending(place.start(endpoint.base_url)) as process:
+            wait_for_workers(1)
+            spawner(process.pid).kill(signal.SIGSTOP)
+            process.send_signal(number)
+            process.communicate(timeout=10)
+        assert_gone(below_me)

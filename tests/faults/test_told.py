@@ -24,6 +24,7 @@ from tests.program import (
     prompts_of,
     reply,
     terminal,
+    wait_until,
 )
 
 KEY = "sk-or-v1-5e1a9c77d0b34f2a8899aabbccddeeff"
@@ -64,9 +65,14 @@ def assert_no_secret(place: Workplace, *ends: Ended) -> None:
 @pytest.mark.slow
 def test_the_log_holds_versions_and_tracebacks_without_a_secret(place: Workplace) -> None:
     place.dataset(["one"])
-    (place.run_dir() / "statistics.json").mkdir(parents=True)
-    with ScriptedEndpoint([terminal(f"echo {KEY}"), answer(f"it is {KEY}")]) as endpoint:
-        ended = place.run(endpoint.base_url, api_key=KEY, verbose=True)
+    replies = [terminal(f"echo {KEY}"), answer(f"it is {KEY}", delay_seconds=1)]
+    with (
+        ScriptedEndpoint(replies) as endpoint,
+        ending(place.start(endpoint.base_url, api_key=KEY, verbose=True)) as process,
+    ):
+        wait_until(lambda: endpoint.requests, "the run has begun")
+        (place.run_dir() / "statistics.json").mkdir()
+        ended = place.ended(process)
     assert ended.code == 1
     assert "Traceback" not in ended.stdout + ended.stderr
     log = (place.run_dir() / "run.log").read_text()
@@ -161,13 +167,15 @@ def read_all(handle: int) -> Iterator[bytes]:
 @pytest.mark.slow
 def test_streams_that_are_closed_or_full_disturb_nothing(place: Workplace) -> None:
     place.dataset(["one", "two"])
-    closed = ["0<&- 1>&- 2>&-", "2>&-", ">/dev/full", "2>/dev/full"]
+    closed = {"0<&- 1>&- 2>&-": 0, "2>&-": 0, ">/dev/full": 1, "2>/dev/full": 0}
     with ScriptedEndpoint([terminal("echo 1"), answer("1")]) as endpoint:
         started = []
         for number, how in enumerate(closed):
             command = shlex.join(place.command(endpoint.base_url, {"verbose": "true", "run_name": f"r{number}"}))
             started.append(place.start_command(["sh", "-c", f"exec {command} {how}"]))
-        assert [place.ended(process).code for process in started] == [0] * len(closed)
+        ends = [place.ended(process) for process in started]
+    assert [ended.code for ended in ends] == list(closed.values())
+    assert ends[2].stderr.endswith("error: cannot write to standard output: No space left on device\n")
     for number, how in enumerate(closed):
         assert len(place.trajectories(f"r{number}")) == len(place.rows(f"r{number}")) == 2, how
         for path in place.run_dir(f"r{number}").glob("*.json*"):
@@ -187,3 +195,71 @@ def test_readers_that_go_away_disturb_nothing(place: Workplace) -> None:
             process.stdout.close()
             assert process.wait(60) == 0
     assert len(place.trajectories()) == 4
+
+
+@pytest.mark.parametrize("flag", ["--help", "--list_distributions"])
+def test_what_was_asked_for_and_cannot_be_written_is_no_success(place: Workplace, flag: str) -> None:
+    command = shlex.join(place.words(flag))
+    full = place.ended(place.start_command(["sh", "-c", f"exec {command} >/dev/full"]))
+    assert (full.code, full.stderr) == (1, "error: cannot write to standard output: No space left on device\n")
+    cut = place.ended(place.start_command(["bash", "-c", f"set -o pipefail; {command} | head -1"]))
+    assert (cut.code, cut.stdout.count("\n"), cut.stderr) == (0, 1, "")
+
+
+def test_a_time_out_tells_what_the_rollout_last_met_with(place: Workplace) -> None:
+    place.dataset(["slow"])
+    refused = reply(status=429, error="slow down", headers={"Retry-After": "30"}, times=None)
+    with ScriptedEndpoint([refused]) as endpoint:
+        ended = place.run(endpoint.base_url, timeout_seconds=1)
+    (row,) = place.rows()
+    assert row["error"]["kind"] == "timeout"
+    assert row["error"]["message"].startswith("the rollout took longer than --timeout_seconds=1; last: HTTP 429: slow")
+    assert "last: HTTP 429" in " ".join(ended.stdout.split())
+
+
+def test_a_limit_that_one_rollout_met_does_not_fail_those_that_were_never_sent(place: Workplace) -> None:
+    place.dataset(["first", *(f"later {number}" for number in range(4))])
+    refused = reply(status=429, error="slow down", headers={"Retry-After": "3"}, prompt="first")
+    replies = [refused, answer("1", prompt="first"), answer("1")]
+    with ScriptedEndpoint(replies) as endpoint:
+        ended = place.run(endpoint.base_url, timeout_seconds=2, concurrency=1)
+    assert ended.code == 1
+    assert {row["prompt_index"]: row.get("failed", False) for row in place.rows()} == {
+        0: True,
+        **dict.fromkeys(range(1, 5), False),
+    }
+
+
+def test_a_call_without_a_name_can_be_read_of(place: Workplace) -> None:
+    place.dataset(["nameless"])
+    with ScriptedEndpoint([call("", {}), answer("1")]) as endpoint:
+        ended = place.run(endpoint.base_url, verbose=True)
+    assert "  (no name): 1 row\n" in ended.stdout
+    assert "unknown tool: (no name)" in ended.stdout
+    assert "[B0:P0] -> (no name) {}" in ended.stderr
+
+
+def test_a_dataset_that_changes_under_the_run_ends_it_in_good_order(place: Workplace) -> None:
+    prompts = [f"question {number}" for number in range(5)]
+    path = place.dataset(prompts)
+    with (
+        ScriptedEndpoint([answer("1", delay_seconds=1)]) as endpoint,
+        ending(place.start(endpoint.base_url, concurrency=1)) as process,
+    ):
+        wait_until(lambda: endpoint.requests, "the first one is asked")
+        path.write_bytes(path.read_bytes().replace(b"question 2", b"question 9"))
+        ended = place.ended(process)
+    assert ended.code == 1
+    changed = "prompts.jsonl was changed while the run was reading it (sample 2 is another now)"
+    assert f"error: nothing more is begun: {changed}\n" in ended.stderr
+    assert f"stopped early: {changed}" in " ".join(ended.stdout.split())
+    assert ended.last_line.startswith("3 not run of 5 samples; resume with: ")
+    assert len(place.trajectories()) == 2
+    with ScriptedEndpoint([answer("1")]) as endpoint:
+        assert place.ended(place.start_command(resume_command_of(ended, endpoint))).code == 0
+        assert prompts_of(endpoint) == ["question 9", "question 3", "question 4"]
+
+
+def resume_command_of(ended: Ended, endpoint: ScriptedEndpoint) -> list[str]:
+    words = shlex.split(ended.last_line.partition("resume with: ")[2])
+    return [f"--base_url={endpoint.base_url}" if word.startswith("--base_url") else word for word in words]

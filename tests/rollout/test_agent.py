@@ -279,6 +279,7 @@ def test_a_text_cut_by_the_token_limit_is_kept_as_partial() -> None:
         (calls(call(), content="<REASONING_SCRATCHPAD>half"), "unclosed_reasoning", 3),
         (says_text(""), "empty_replies", 4),
         (says_text(" \n\t"), "empty_replies", 4),
+        (says_text("\u200b\u2060 \ufeff"), "empty_replies", 4),
         (says_text("", reasoning="only thoughts"), "empty_replies", 4),
         (says_text("<think>only thoughts</think>\n"), "empty_replies", 4),
         (says_text("<REASONING_SCRATCHPAD>a</REASONING_SCRATCHPAD> <think>b</think>"), "empty_replies", 4),

@@ -151,7 +151,7 @@ def test_context_overflow_is_told_apart() -> None:
     outcome, requests = ask(error(400, words))
     assert isinstance(outcome, ContextOverflowError)
     assert len(requests) == 1
-    assert isinstance(ask(raw("<html>too big</html>", 413))[0], ContextOverflowError)
+    assert isinstance(ask(error(413, words))[0], ContextOverflowError)
 
 
 def test_secrets_never_show() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,7 @@ def test_only_what_has_the_right_type_is_believed(tmp_path: Path) -> None:
             "x": {},
             "3": 4,
             "9" * 40: {},
+            "9" * 18: {},
             "2": {},
         },
     }
@@ -212,3 +214,36 @@ def test_saving_is_rationed_only_when_it_has_cost_too_much(tmp_path: Path) -> No
         checkpoint.record(0, 0, "completed")
         assert run_dir.save_checkpoint(checkpoint, at_any_cost=True)
         assert saved(run_dir)["completed_prompts"] == [0]
+
+
+@pytest.mark.parametrize("seconds", ["x", None, -1, 10**401, 1e10, float("inf"), float("nan"), True, [1]])
+def test_a_leg_is_believed_where_it_can_be_true(tmp_path: Path, seconds: Any) -> None:
+    legs = [{"duration_seconds": seconds, "model": "m", "first_batch": [0], "rows": "x", "other": seconds}, {}, "x"]
+    good = {"duration_seconds": 2.5, "model": 7, "seed": -3, "first_batch": None}
+    path = tmp_path / "r" / "checkpoint.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"run_name": "r", "legs": [*legs, good]}), encoding="utf-8")
+    with open_run(tmp_path, resume=True) as run_dir:
+        assert run_dir.past.legs == [{"model": "m"}, {"duration_seconds": 2.5, "seed": -3, "first_batch": None}]
+        checkpoint = start(run_dir, ["a"])
+        assert checkpoint.past_seconds == 2.5
+        assert 2.5 <= checkpoint.all_seconds < 60
+        run_dir.save_checkpoint(checkpoint)
+        assert len(saved(run_dir)["legs"]) == 3
+
+
+def test_what_is_no_strict_json_is_never_written(tmp_path: Path) -> None:
+    with open_run(tmp_path) as run_dir:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            run_dir.write_json("statistics.json", {"cost_usd": float("inf")})
+        assert not (run_dir.path / "statistics.json").exists()
+
+
+def test_a_pipe_in_its_place_is_passed_over_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "r" / "checkpoint.json"
+    write_batch(path.parent, 0, [a_row(1, "b")])
+    os.mkfifo(path)
+    with open_run(tmp_path, resume=True) as run_dir:
+        assert run_dir.warnings == [f"{path} is not a regular file; the run goes on from its batch files"]
+        run_dir.save_checkpoint(start(run_dir, ["a", "b"]))
+        assert saved(run_dir)["completed_prompts"] == [1]

@@ -183,7 +183,9 @@ def test_what_a_refusal_means(status: int, words: str, kind: str, retry: bool) -
         (400, "the request exceeds the available context size. try increasing the context size"),
         (400, "input is too long for requested model."),
         (400, "this model's maximum prompt length is 131072 but the request contains 200000 tokens."),
-        (413, ""),
+        (413, "prompt is too long: 210000 tokens > 200000 maximum"),
+        (413, "the conversation exceeds the context window"),
+        (413, "maximum length exceeded"),
         (429, "request too large for gpt-x on tokens per min (tpm): limit 30000, requested 31000."),
         (500, "the request exceeds the available context size"),
         (200, "context_length_exceeded"),
@@ -198,3 +200,11 @@ def test_a_conversation_that_is_too_long(status: int, words: str) -> None:
 @given(st.integers(0, 999), st.text(max_size=300))
 def test_every_refusal_has_a_meaning(status: int, words: str) -> None:
     assert classify(status, words.lower()).kind
+
+
+@pytest.mark.parametrize(
+    "words", ["", "<title>413 request entity too large</title>", "payload too large", "content-length is above 1 mb"]
+)
+def test_a_body_that_a_proxy_finds_too_large_is_no_overflow(words: str) -> None:
+    verdict = classify(413, words)
+    assert (verdict.kind, verdict.retry, verdict.overflow) == ("bad_request", False, False)

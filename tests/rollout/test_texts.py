@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.texts import MAX_JSON_DEPTH, clean_text, dump_json, one_line, parse_json
+from rollout.texts import MAX_JSON_DEPTH, clean_text, dump_json, is_blank, one_line, parse_json, shown_name
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates included
 ANY_JSON = st.recursive(
@@ -74,3 +74,24 @@ def test_one_line_is_short_and_printable(text: str, max_chars: int) -> None:
 def test_one_line_keeps_what_fits() -> None:
     assert one_line(" a\r\n  b\x1b[31m ", 10) == "a b\ufffd[31m"
     assert one_line("x" * 20, 10) == "x" * 9 + "…"
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "\u200b", "\u2060\ufeff", " \u200d \u00ad\u3000"])
+def test_what_shows_nothing_is_blank(text: str) -> None:
+    assert is_blank(text)
+    assert not is_blank(f"{text}x{text}")
+
+
+@pytest.mark.parametrize("text", [".", "\U0001f642", "\u200b0", "\ufffd"])
+def test_what_shows_anything_is_not(text: str) -> None:
+    assert not is_blank(text)
+
+
+def test_names_are_shown_so_that_they_can_be_read() -> None:
+    assert [shown_name(name, 4) for name in ("", " \n", "ls", "a\nb", "toolong")] == [
+        "(no name)",
+        "(no name)",
+        "ls",
+        "a b",
+        "too\u2026",
+    ]
