@@ -10,6 +10,7 @@ all; it is a run like any other then: its merge, statistics and resume are not t
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from array import array
 from bisect import bisect_left, bisect_right
@@ -103,7 +104,10 @@ def locked_sources(config: RunConfig) -> Iterator[list[Source]]:
     with ExitStack() as stack:
         try:
             for source in sources:
-                stack.callback(RunLock.acquire(source.folder).release)
+                if os.access(source.folder, os.W_OK):
+                    stack.callback(RunLock.acquire(source.folder).release)
+                elif RunLock.held(source.folder):  # nobody runs it from where it cannot be written to
+                    raise JoinError(f"--merge: another process is running this run in {source.folder}")
         except RunDirError as error:
             raise JoinError(f"--merge: {error}") from None
         yield sources

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,19 @@ def test_a_run_that_is_under_way_is_left_alone(here: Workplace, capfd: pytest.Ca
     lock = RunLock.acquire(here.run_dir("a"))
     assert f"another process (pid {os.getpid()}) is running this run in data/a" in told("--merge=a", capfd=capfd)
     lock.release()
+
+
+def test_a_run_on_a_read_only_mount_is_joined(here: Workplace) -> None:
+    run_of(here, "a", [done(0), done(2)], shard="1/2")
+    folder = here.run_dir("a")
+    if subprocess.run(["mount", "--bind", folder, folder], capture_output=True, check=False).returncode:
+        pytest.skip("mounting takes root")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        assert main(["--merge=a", "--run_name=all"]) == 1
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+    assert [row["prompt_index"] for row in here.trajectories("all")] == [0, 2]
 
 
 def test_a_join_that_is_cut_off_leaves_nothing_and_is_done_again(
