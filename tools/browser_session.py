@@ -1,8 +1,8 @@
 """One rollout's browser: its context, the page it looks at, and what happens there meanwhile.
 
-Promises that every call ends in time and that no page ends the rollout: one that hangs or crashes is closed and the
-model told, a browser that died is started again. Dialogs are dismissed, downloads and file choosers refused, new tabs
-followed; each is told with the next result, as ``events``.
+Promises that every call ends in time and that no page ends the rollout: one that hangs, crashes or floods the browser
+with requests is closed and the model told, a browser that died is started again. Dialogs are dismissed, downloads and
+file choosers refused, new tabs followed; each is told with the next result, as ``events``.
 
 Imports Playwright: import it where it is used.
 """
@@ -10,7 +10,9 @@ Imports Playwright: import it where it is used.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -27,15 +29,21 @@ LOAD_SECONDS = 5.0  # more, for the page to be complete; after that it is looked
 ACTION_SECONDS = 10.0  # for an element to become usable and be acted on
 SNAPSHOT_SECONDS = 15.0
 PROBE_SECONDS = 3.0  # in which a page that lives says something
+SLOW_PULSE_SECONDS = 1.0  # a browser that needs longer has too much to do
 SETTLE_SECONDS = 0.25  # after an action, for what it sets off to begin
 MAX_TABS = 8
 MAX_DIALOGS = 20  # within one call; a page that asks more often is a trap
 MAX_EVENTS = 10
+MAX_STARTS = 1_000  # of requests, frames, sockets and workers within START_SECONDS; a page that makes more floods
+START_SECONDS = 2.0
 MAX_URL_CHARS = 2_000
 _TEXT_CHARS = 300
 _SCHEMES = ("http:", "https:", "about:", "blob:", "data:", "chrome-error:")
 _FAILED_PAGE = "chrome-error:"
 _CRASHED = "The page crashed and was closed; it may need too much memory"
+_FLOODED = "The page asked for more at once than the browser can bear, and was closed"
+_HUNG = "The page does not answer and was closed; open it again or go elsewhere"
+_BUSY = "The browser is busy with other pages; try again"
 _GONE = "The browser is gone and will be started again; open the page again"
 _INTERRUPTED = re.compile(r'Navigation to "(.*?)" is interrupted by another navigation to "(.*?)"')
 T = TypeVar("T")
@@ -54,6 +62,8 @@ class BrowserSession:
         self._dialogs = 0  # since the call began
         self._still = asyncio.Event()  # set while no page is on its way to another one
         self._calls = asyncio.Lock()
+        self._starts: list[float] = []  # when the last ones of what pages make began
+        self._drops: set[asyncio.Task[None]] = set()
 
     async def close(self) -> bool:
         """Close the context; True when there was one."""
@@ -197,7 +207,7 @@ class BrowserSession:
         context.on("page", self._follow)
         context.on("page", self._close_surplus)
         context.on("dialog", self._dismiss)
-        context.on("request", self._note_start)
+        context.on("request", self._note_request)
         context.on("requestfailed", self._note_failure)
         return context
 
@@ -208,6 +218,8 @@ class BrowserSession:
             self._tell("a new tab opened and is the page now")
         self._page = page
         self._still.set()
+        for kind in ("frameattached", "websocket", "worker"):
+            page.on(kind, lambda _: self._count(page))
         page.on("framenavigated", self._note_arrival)
         page.on("crash", self._note_crash)
         page.on("download", self._refuse_download)
@@ -232,9 +244,25 @@ class BrowserSession:
             else:
                 await dialog.dismiss()
 
-    def _note_start(self, request: Request) -> None:
+    def _note_request(self, request: Request) -> None:
         if _is_of_page(request, if_unknown=False):
             self._still.clear()
+        with suppress(Error):  # of a tab that has just been opened none can tell
+            self._count(request.frame.page)
+
+    def _count(self, page: Page) -> None:
+        """Count what a page makes, and close one that makes too much: the browser has others to serve."""
+        now = time.monotonic()
+        self._starts.append(now)
+        if len(self._starts) <= MAX_STARTS:
+            return
+        if now - self._starts[0] <= START_SECONDS and self._is_usable(page):
+            self._tell(_FLOODED)
+            self._crashed.add(page)
+            drop = asyncio.create_task(self._drop(page))
+            self._drops.add(drop)
+            drop.add_done_callback(self._drops.discard)
+        self._starts.clear()
 
     def _note_arrival(self, frame: Frame) -> None:
         if frame.parent_frame is None:
@@ -271,8 +299,16 @@ class BrowserSession:
         return True
 
     async def _hung(self, page: Page) -> BrowserError:
+        """Close a page that does not answer, unless it is the browser: that may be any other page's fault."""
+        assert self.chromium  # noqa: S101 - there is a page
+        pulse = await self.chromium.pulse()
+        if pulse == math.inf:
+            await self.close()
+            return BrowserError(_GONE + self.told())
+        if pulse > SLOW_PULSE_SECONDS:
+            return BrowserError(_BUSY + self.told())
         await self._drop(page)
-        return BrowserError(f"The page does not answer and was closed; open it again or go elsewhere{self.told()}")
+        return BrowserError(_HUNG + self.told())
 
     async def _failed(self, page: Page, error: Error) -> BrowserError:
         if self._forget_crash() or "crashed" in str(error):
