@@ -158,10 +158,10 @@ class Chromium:
             async with asyncio.timeout(PULSE_SECONDS):
                 await running.pulse.send("Browser.getVersion")
         except TimeoutError:
-            self._broken = start
-            if running.pid:
+            if running.pid and self._broken is not start:
                 with suppress(ProcessLookupError):
                     os.kill(running.pid, signal.SIGKILL)
+            self._broken = start
             return math.inf
         except Error:  # it has died, which is told elsewhere
             return 0.0

@@ -113,8 +113,11 @@ def test_a_page_that_floods_disturbs_nobody_else(flood: str) -> None:
         async def both() -> tuple[JsonObject, list[JsonObject]]:
             flooding = asyncio.create_task(bad.calling("navigate", url=site.url("/flood")))
             await asyncio.sleep(1.0)
-            calls = (("snapshot", {}), ("navigate", {"url": site.url()}), ("scroll", {"direction": "down"}))
-            seen = [await good.calling(name, **arguments) for name, arguments in calls]
+            seen = [
+                await good.calling("snapshot"),
+                await good.calling("navigate", url=site.url()),
+                await good.calling("scroll", direction="down"),
+            ]
             return await flooding, seen
 
         flooded, seen = good.wait(asyncio.wait_for(both(), 60))
