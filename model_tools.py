@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from sandboxes.base import CommandRefused, SandboxFileError
-from tools.base import JsonObject, Tool, ToolContext, ToolError
+from tools.base import JsonObject, Tool, ToolContext, ToolError, valid_text
 from tools.browser import BROWSER_TOOLS
 from tools.calls import ToolCall, ToolDefinition, ToolMessage
 from tools.code_execution import execute_code
@@ -191,7 +191,7 @@ class Toolbox:
             raise ToolError(f"Invalid arguments for {name}: {call.problem}; nothing was run")
         tool = self._tools[name]
         try:
-            arguments = tool.checked(_map_texts(call.arguments, _valid))
+            arguments = tool.checked(_map_texts(call.arguments, valid_text))
         except RecursionError:
             raise ToolError(f"Invalid arguments for {name}: they are nested too deeply") from None
         if tool.toolset in SANDBOXED_TOOLSETS:
@@ -200,7 +200,7 @@ class Toolbox:
 
     def _text(self, result: JsonObject) -> str:
         def masked(text: str) -> str:
-            shown, count = redact(_valid(text).replace("\0", "\N{REPLACEMENT CHARACTER}"), self._secrets)
+            shown, count = redact(valid_text(text).replace("\0", "\N{REPLACEMENT CHARACTER}"), self._secrets)
             self.masked += count
             return shown
 
@@ -275,11 +275,6 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
         case None | int():
             return value
     return change(str(value))
-
-
-def _valid(text: str) -> str:
-    """Replace half surrogate pairs: they are no text in any encoding."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _dumps(value: Any) -> str:

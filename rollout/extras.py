@@ -16,7 +16,7 @@ from tools.base import Tool
 from tools.mcp_config import McpConfig, McpConfigError, read_mcp_config
 from tools.mcp_tools import McpToolset, list_servers, mcp_tools, toolsets_from_json, toolsets_to_json
 from tools.redact import redact
-from tools.user_tools import ToolsFile, ToolsFileError
+from tools.user_tools import LOAD_SECONDS, ToolsFile, ToolsFileError
 
 
 class ExtrasError(ValueError):
@@ -38,7 +38,7 @@ class Extras:
         """Read the files, load the one, start the servers of the other and end them again. Raises ExtrasError."""
         config = McpConfig()
         try:
-            extras = cls._loaded(ToolsFile.read(tools_file) if tools_file else None)
+            extras = cls._loaded(ToolsFile.read(tools_file) if tools_file else None, LOAD_SECONDS)
             extras.catalogue()
             config = read_mcp_config(mcp_config, environ) if mcp_config else config
             listing = list_servers(config)
@@ -49,8 +49,8 @@ class Extras:
         return extras
 
     @classmethod
-    def _loaded(cls, file: ToolsFile | None) -> Self:
-        return cls(file, tuple(file.load(CATALOGUE)) if file else ())
+    def _loaded(cls, file: ToolsFile | None, seconds: float = 0) -> Self:
+        return cls(file, tuple(file.load(CATALOGUE, seconds)) if file else ())
 
     def catalogue(self) -> Catalogue:
         """Return the program's tools and these. Raises ToolsFileError when two have the same name."""

@@ -177,6 +177,11 @@ def tool(
     return make
 
 
+def valid_text(text: str) -> str:
+    """Replace half surrogate pairs: they are no text in any encoding."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _schema(tool_name: str, function: ToolFunction) -> tuple[type[BaseModel], JsonObject]:
     arguments = _arguments_model(tool_name, function)
     return arguments, _plain_schema(arguments.model_json_schema())

@@ -184,6 +184,8 @@ async def browser_press(
     """Press a key; it goes to the element that was typed into or clicked last."""
     session = await _session(context)
     before = session.url
+    if not key:
+        raise _failed('No key is named; name one, such as "Enter"')
     parts = (key.strip() or "Space").split("+") if key != "+" else ["+"]
     written = "+".join(_KEYS.get(part.lower(), part) for part in parts)
     await session.do(lambda page: page.keyboard.press(written))
@@ -313,9 +315,17 @@ def _images(found: Any) -> tuple[list[JsonObject], int]:
     return [], 0
 
 
+def _short(src: str) -> str:
+    """Return an image's URL, without the image where it is all in there."""
+    kind, comma, data = src.partition(",")
+    if comma and kind.lower().startswith("data:"):
+        size = len(data) * 3 // 4 - data[-2:].count("=") if kind.lower().endswith(";base64") else len(data)
+        return f"{kind[:_TEXT_CHARS]},…({size} bytes)"
+    return f"{src[:_URL_CHARS]}… [{len(src)} characters]" if len(src) > _URL_CHARS else src
+
+
 def _image(image: Any) -> JsonObject:
     match image:
         case [str(src), str(alt), int(width), int(height)]:
-            cut = f"{src[:_URL_CHARS]}… [{len(src)} characters]" if len(src) > _URL_CHARS else src
-            return {"src": cut, "alt": alt[:_TEXT_CHARS], "width": width, "height": height}
+            return {"src": _short(src), "alt": alt[:_TEXT_CHARS], "width": width, "height": height}
     return {"src": "", "alt": "", "width": 0, "height": 0}

@@ -16,7 +16,10 @@ Imports Playwright: import it where it is used.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import signal
+import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.async_api import Browser, BrowserContext, Error, Playwright, async_playwright
+from playwright.async_api import Browser, BrowserContext, CDPSession, Error, Playwright, async_playwright
 
 from sandboxes import folders
 from sandboxes.base import SandboxError
@@ -39,6 +42,13 @@ START_SECONDS = 25.0
 CONTEXT_SECONDS = 10.0  # in which a browser that works makes a context
 CLOSE_SECONDS = 2.0  # of each thing that is closed; what takes longer goes with the worker
 VIEW = {"width": 1280, "height": 720}
+PULSE_SECONDS = 5.0  # in which a browser that no page has brought to a halt says that it lives
+# Nobody reads what pages print or what fails in them, and Playwright's driver, which serves all rollouts, chokes on it.
+_SILENCE = """(() => {
+    for (const name of Object.keys(console))
+        if (typeof console[name] === "function" && name !== "createTask") console[name] = () => {};
+    for (const kind of ["error", "unhandledrejection"]) addEventListener(kind, event => event.preventDefault());
+})()"""
 _NO_CHROMIUM_SANDBOX = ("No usable sandbox", "Operation not permitted", "namespace")
 
 
@@ -55,6 +65,8 @@ class _Running:
 
     driver: Playwright
     browser: Browser | None = None
+    pulse: CDPSession | None = None  # with the browser itself, no page
+    pid: int = 0  # of a browser of this machine
     proxy: Proxy | None = None
     folder: folders.Folder | None = None
 
@@ -129,15 +141,31 @@ class Chromium:
             assert running.browser  # noqa: S101 - what was started has one
             try:
                 async with asyncio.timeout(CONTEXT_SECONDS):
-                    return await running.browser.new_context(
-                        accept_downloads=False,
-                        service_workers="block",
-                        viewport={"width": VIEW["width"], "height": VIEW["height"]},
-                    )
+                    return await _context_of(running.browser)
             except (Error, TimeoutError) as error:
                 self._broken = start  # also where it seems to be connected: its driver may be dead, or itself frozen
                 told = self._first_line(error)
         raise BrowserError(f"The browser gives no page: {told}")
+
+    async def pulse(self) -> float:
+        """Return the seconds in which the browser as a whole answers; inf for none, which is killed with its flood."""
+        start = self._start
+        running = start.result() if start and start.done() and not start.cancelled() and not start.exception() else None
+        if running is None or running.pulse is None:
+            return 0.0
+        asked = time.monotonic()
+        try:
+            async with asyncio.timeout(PULSE_SECONDS):
+                await running.pulse.send("Browser.getVersion")
+        except TimeoutError:
+            if running.pid and self._broken is not start:
+                with suppress(ProcessLookupError):
+                    os.kill(running.pid, signal.SIGKILL)
+            self._broken = start
+            return math.inf
+        except Error:  # it has died, which is told elsewhere
+            return 0.0
+        return time.monotonic() - asked
 
     async def refusal(self, url: str) -> str:
         """Say why a URL must not be gone to; "" when it may be. A name that is not found is left to the browser."""
@@ -177,6 +205,10 @@ class Chromium:
                 running = _Running(await async_playwright().start())
                 on_error.push_async_callback(running.close)
                 await (self._connect(running) if self.is_remote else self._launch(running))
+                assert running.browser  # noqa: S101 - just given
+                running.pulse = await running.browser.new_browser_cdp_session()
+                if not self.is_remote:
+                    running.pid = await _pid(running.pulse)
                 on_error.pop_all()
         except (Error, OSError, SandboxError) as error:  # a time-out is an OSError
             raise BrowserError(f"The browser cannot be started: {self._first_line(error)}") from None
@@ -222,6 +254,22 @@ def _script(folder: folders.Folder) -> Path:
     return folder.channel / "chromium"
 
 
+async def _pid(pulse: CDPSession) -> int:
+    """Return the number of the browser's main process."""
+    told = await pulse.send("SystemInfo.getProcessInfo")
+    return next((int(process["id"]) for process in told["processInfo"] if process["type"] == "browser"), 0)
+
+
+async def _context_of(browser: Browser) -> BrowserContext:
+    context = await browser.new_context(
+        accept_downloads=False,
+        service_workers="block",
+        viewport={"width": VIEW["width"], "height": VIEW["height"]},
+    )
+    await context.add_init_script(_SILENCE)
+    return context
+
+
 async def _launched(running: _Running, *, sandboxed: bool) -> Browser:
     assert running.folder  # noqa: S101 - made just before
     assert running.proxy  # noqa: S101
@@ -231,7 +279,8 @@ async def _launched(running: _Running, *, sandboxed: bool) -> Browser:
         env=dict(program.environment(running.folder.home, running.folder.tmp)),
         proxy={"server": f"http://127.0.0.1:{running.proxy.port}", "bypass": "<-loopback>"},
         args=program.flags(),
-        ignore_default_args=["--disable-popup-blocking"],
+        # Playwright would switch off how Chromium bounds what pages open, and how often they move about in history.
+        ignore_default_args=["--disable-popup-blocking", "--disable-ipc-flooding-protection"],
         handle_sigint=False,
         handle_sigterm=False,
         handle_sighup=False,

@@ -1,8 +1,8 @@
 """One rollout's browser: its context, the page it looks at, and what happens there meanwhile.
 
-Promises that every call ends in time and that no page ends the rollout: one that hangs or crashes is closed and the
-model told, a browser that died is started again. Dialogs are dismissed, downloads and file choosers refused, new tabs
-followed; each is told with the next result, as ``events``.
+Promises that every call ends in time and that no page ends the rollout: one that hangs, crashes or floods the browser
+with requests is closed and the model told, a browser that died is started again. Dialogs are dismissed, downloads and
+file choosers refused, new tabs followed; each is told with the next result, as ``events``.
 
 Imports Playwright: import it where it is used.
 """
@@ -10,7 +10,9 @@ Imports Playwright: import it where it is used.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -19,6 +21,7 @@ from playwright.async_api import BrowserContext, Dialog, Download, Error, FileCh
 from playwright.async_api import TimeoutError as SlowError
 
 from tools.base import JsonObject
+from tools.browser_page import TEXT_CHARS, explained, is_of_page, passwords
 from tools.browser_process import BrowserError, Chromium
 from tools.browser_snapshot import Snapshot, shown
 
@@ -27,15 +30,20 @@ LOAD_SECONDS = 5.0  # more, for the page to be complete; after that it is looked
 ACTION_SECONDS = 10.0  # for an element to become usable and be acted on
 SNAPSHOT_SECONDS = 15.0
 PROBE_SECONDS = 3.0  # in which a page that lives says something
+SLOW_PULSE_SECONDS = 1.0  # a browser that needs longer has too much to do
 SETTLE_SECONDS = 0.25  # after an action, for what it sets off to begin
 MAX_TABS = 8
 MAX_DIALOGS = 20  # within one call; a page that asks more often is a trap
 MAX_EVENTS = 10
+MAX_STARTS = 1_000  # of requests, frames, sockets and workers within START_SECONDS; a page that makes more floods
+START_SECONDS = 2.0
 MAX_URL_CHARS = 2_000
-_TEXT_CHARS = 300
 _SCHEMES = ("http:", "https:", "about:", "blob:", "data:", "chrome-error:")
 _FAILED_PAGE = "chrome-error:"
 _CRASHED = "The page crashed and was closed; it may need too much memory"
+_FLOODED = "The page asked for more at once than the browser can bear, and was closed"
+_HUNG = "The page does not answer and was closed; open it again or go elsewhere"
+_BUSY = "The browser is busy with other pages; try again"
 _GONE = "The browser is gone and will be started again; open the page again"
 _INTERRUPTED = re.compile(r'Navigation to "(.*?)" is interrupted by another navigation to "(.*?)"')
 T = TypeVar("T")
@@ -54,6 +62,8 @@ class BrowserSession:
         self._dialogs = 0  # since the call began
         self._still = asyncio.Event()  # set while no page is on its way to another one
         self._calls = asyncio.Lock()
+        self._starts: list[float] = []  # when the last ones of what pages make began
+        self._drops: set[asyncio.Task[None]] = set()
 
     async def close(self) -> bool:
         """Close the context; True when there was one."""
@@ -77,7 +87,7 @@ class BrowserSession:
             except SlowError as error:
                 if not await self._answers(page):
                     raise await self._hung(page) from None
-                raise BrowserError(_explained(error)) from None
+                raise BrowserError(explained(error)) from None
             except Error as error:
                 raise await self._failed(page, error) from None
 
@@ -104,10 +114,13 @@ class BrowserSession:
         with suppress(TimeoutError):  # it is looked at as it is
             await asyncio.wait_for(self._still.wait(), LOAD_SECONDS)
         await self.act(_loaded, 3 * LOAD_SECONDS)
-        await self.check_place()
+        try:
+            await self.check_place(stays=True)
+        except BrowserError as error:
+            raise BrowserError(f"{error}; {await self._return()}") from None
 
-    async def check_place(self) -> None:
-        """Leave a page where nobody should be. Raises BrowserError that says why."""
+    async def check_place(self, *, stays: bool = False) -> None:
+        """Leave a page where nobody should be, unless the caller does. Raises BrowserError that says why."""
         page = await self._current()
         url = page.url
         assert self.chromium  # noqa: S101 - there is a page
@@ -116,12 +129,28 @@ class BrowserSession:
             reason = f"Blocked: {url[:100]} is no web page"
         elif url.startswith(_FAILED_PAGE):
             failed = self._failed_url or "the page"
-            reason = self.chromium.problem(failed) or f"{failed[:_TEXT_CHARS]} could not be loaded"
+            reason = self.chromium.problem(failed) or f"{failed[:TEXT_CHARS]} could not be loaded"
         elif url.startswith("http") and self.chromium.is_remote:
             reason = await self.chromium.refusal(url)
-        if reason:
+        if reason and not stays:
             await self._leave()
+        if reason:
             raise BrowserError(reason)
+
+    async def _return(self) -> str:
+        """Leave a page where nobody should be for the one before; say where the browser is then."""
+        assert self.chromium  # noqa: S101 - there is a page
+        page = await self._current()
+        if any(other is not page and self._is_usable(other) for other in page.context.pages):
+            await self._drop(page)
+            return "its tab was closed"
+        if not self.chromium.is_remote:  # there, the page before could be back where it must not be unseen
+            with suppress(BrowserError):
+                await self.act(_gone_back, ACTION_SECONDS + LOAD_SECONDS)
+                if self.url.startswith("http"):
+                    return "the browser went back to the page before"
+        await self._leave()
+        return "the page was closed; open it again or go elsewhere"
 
     async def _leave(self) -> None:
         """Leave a page on which nobody should be, and what it was about to load."""
@@ -131,18 +160,19 @@ class BrowserSession:
     async def snapshot(self, *, full: bool) -> Snapshot:
         """Return the page as text. Raises BrowserError."""
 
-        async def taken(page: Page) -> str:
+        async def taken(page: Page) -> tuple[str, list[str]]:
             if not await page.locator("body, frameset").count():  # Playwright would wait for one
-                return ""
-            return await page.aria_snapshot(mode="ai", boxes=True, timeout=SNAPSHOT_SECONDS * 1000)
+                return "", []
+            raw = await page.aria_snapshot(mode="ai", boxes=True, timeout=SNAPSHOT_SECONDS * 1000)
+            return raw, await passwords(page) if "textbox" in raw else []
 
-        raw = await self.act(taken, SNAPSHOT_SECONDS + PROBE_SECONDS)
-        return await asyncio.to_thread(shown, raw, full=full)
+        raw, hidden = await self.act(taken, SNAPSHOT_SECONDS + 2 * PROBE_SECONDS)
+        return await asyncio.to_thread(shown, raw, full=full, passwords=hidden)
 
     async def place(self) -> JsonObject:
         """Return the page's URL and title."""
         title = await self.act(lambda page: page.title(), PROBE_SECONDS)
-        return {"url": self.url, "title": title[:_TEXT_CHARS]}
+        return {"url": self.url, "title": title[:TEXT_CHARS]}
 
     @property
     def url(self) -> str:
@@ -197,7 +227,7 @@ class BrowserSession:
         context.on("page", self._follow)
         context.on("page", self._close_surplus)
         context.on("dialog", self._dismiss)
-        context.on("request", self._note_start)
+        context.on("request", self._note_request)
         context.on("requestfailed", self._note_failure)
         return context
 
@@ -208,6 +238,8 @@ class BrowserSession:
             self._tell("a new tab opened and is the page now")
         self._page = page
         self._still.set()
+        for kind in ("frameattached", "websocket", "worker"):
+            page.on(kind, lambda _: self._count(page))
         page.on("framenavigated", self._note_arrival)
         page.on("crash", self._note_crash)
         page.on("download", self._refuse_download)
@@ -225,23 +257,39 @@ class BrowserSession:
                 await dialog.accept()
                 return
             self._dialogs += 1
-            self._tell(f"a dialog was dismissed ({dialog.type}): {dialog.message[:_TEXT_CHARS]}")
+            self._tell(f"a dialog was dismissed ({dialog.type}): {dialog.message[:TEXT_CHARS]}")
             if self._dialogs > MAX_DIALOGS and dialog.page:
                 self._crashed.add(dialog.page)
                 await dialog.page.close()
             else:
                 await dialog.dismiss()
 
-    def _note_start(self, request: Request) -> None:
-        if _is_of_page(request, if_unknown=False):
+    def _note_request(self, request: Request) -> None:
+        if is_of_page(request, if_unknown=False):
             self._still.clear()
+        with suppress(Error):  # of a tab that has just been opened none can tell
+            self._count(request.frame.page)
+
+    def _count(self, page: Page) -> None:
+        """Count what a page makes, and close one that makes too much: the browser has others to serve."""
+        now = time.monotonic()
+        self._starts.append(now)
+        if len(self._starts) <= MAX_STARTS:
+            return
+        if now - self._starts[0] <= START_SECONDS and self._is_usable(page):
+            self._tell(_FLOODED)
+            self._crashed.add(page)
+            drop = asyncio.create_task(self._drop(page))
+            self._drops.add(drop)
+            drop.add_done_callback(self._drops.discard)
+        self._starts.clear()
 
     def _note_arrival(self, frame: Frame) -> None:
         if frame.parent_frame is None:
             self._still.set()
 
     def _note_failure(self, request: Request) -> None:
-        if _is_of_page(request, if_unknown=True):
+        if is_of_page(request, if_unknown=True):
             self._still.set()
             if request.failure != "net::ERR_ABORTED":
                 self._failed_url = request.url
@@ -252,7 +300,7 @@ class BrowserSession:
             self._tell(_CRASHED)
 
     def _refuse_download(self, download: Download) -> None:
-        name, url = download.suggested_filename[:100], download.url[:_TEXT_CHARS]
+        name, url = download.suggested_filename[:100], download.url[:TEXT_CHARS]
         self._tell(f"a download was refused: {name} from {url}; use another tool to fetch it")
 
     def _refuse_file(self, _chooser: FileChooser) -> None:
@@ -271,8 +319,16 @@ class BrowserSession:
         return True
 
     async def _hung(self, page: Page) -> BrowserError:
+        """Close a page that does not answer, unless it is the browser: that may be any other page's fault."""
+        assert self.chromium  # noqa: S101 - there is a page
+        pulse = await self.chromium.pulse()
+        if pulse == math.inf:
+            await self.close()
+            return BrowserError(_GONE + self.told())
+        if pulse > SLOW_PULSE_SECONDS:
+            return BrowserError(_BUSY + self.told())
         await self._drop(page)
-        return BrowserError(f"The page does not answer and was closed; open it again or go elsewhere{self.told()}")
+        return BrowserError(_HUNG + self.told())
 
     async def _failed(self, page: Page, error: Error) -> BrowserError:
         if self._forget_crash() or "crashed" in str(error):
@@ -285,7 +341,7 @@ class BrowserSession:
             return BrowserError(_GONE)
         if not self._is_usable(page):
             return BrowserError(f"The page was closed meanwhile{self.told()}")
-        return BrowserError(_explained(error) + self.told())
+        return BrowserError(explained(error) + self.told())
 
     async def _drop(self, page: Page) -> None:
         """Close a page that is of no use any more; where even that hangs, all of the rollout's."""
@@ -297,16 +353,6 @@ class BrowserSession:
             await self.close()
 
 
-def _is_of_page(request: Request, *, if_unknown: bool) -> bool:
-    """Tell whether a whole page was to be loaded by it; of a tab that has just been opened none can tell."""
-    if not request.is_navigation_request():
-        return False
-    try:
-        return request.frame.parent_frame is None
-    except Error:
-        return if_unknown
-
-
 async def _loaded(page: Page) -> bool:
     """Wait until the page is complete, but not for long; tell whether it is."""
     try:
@@ -315,6 +361,10 @@ async def _loaded(page: Page) -> bool:
     except SlowError:
         return False
     return True
+
+
+async def _gone_back(page: Page) -> None:
+    await page.go_back(wait_until="domcontentloaded", timeout=ACTION_SECONDS * 1000)
 
 
 async def _gone_to(page: Page, url: str) -> bool:
@@ -334,17 +384,3 @@ async def _gone_to(page: Page, url: str) -> bool:
             if interrupted[1] == interrupted[2]:
                 break
     return await _loaded(page)
-
-
-def _explained(error: Error) -> str:
-    """Return what the model can use of an error's text."""
-    lines = str(error).splitlines() or ["unknown error"]
-    if covering := next((line.strip(" -") for line in lines if "intercepts pointer events" in line), ""):
-        return f"The element is covered: {covering[:_TEXT_CHARS]}"
-    if "Download is starting" in lines[0]:
-        return "This is a file, not a page, and downloads are refused; use another tool to fetch it"
-    first = lines[0].partition(": ")[2] or lines[0]  # in front stands the name of a method
-    if isinstance(error, SlowError):
-        state = next((line.strip(" -") for line in reversed(lines) if "element is not" in line), "")
-        return f"It took too long{f' ({state[:_TEXT_CHARS]})' if state else f': {first[:_TEXT_CHARS]}'}"
-    return first[:_TEXT_CHARS]

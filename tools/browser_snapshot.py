@@ -6,7 +6,9 @@ type. What does not fit is left out by the view: first what lies above it, then 
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_CHARS = 8_000
@@ -15,6 +17,8 @@ _NOTICE_CHARS = 200  # room for what is said of the lines left out
 _LINE_CHARS = 500
 _FULL_LINE_CHARS = 2_000
 
+_MASK = "***"
+_FIELD = re.compile(r"\s*- '?(?:textbox|text)\b")
 _ROLE = re.compile(r"\s*- '?([a-z]+)")
 _REF = re.compile(r" \[ref=(?:f\d+)?e\d+\]")
 _BOX = re.compile(r" \[box=(-?[\d.]+),(-?[\d.]+),(-?[\d.]+),(-?[\d.]+)\]")
@@ -41,14 +45,28 @@ class _Line:
     is_above: bool  # the view
 
 
-def shown(raw: str, *, full: bool) -> Snapshot:
+def shown(raw: str, *, full: bool, passwords: Iterable[str] = ()) -> Snapshot:
     """Return the snapshot of Playwright's text, which has boxes.
 
-    Unless ``full``, only what can be acted on keeps its reference, and mere groups are left out.
+    Unless ``full``, only what can be acted on keeps its reference, and mere groups are left out. ``passwords`` are
+    masked where they are the text of a field.
     """
-    lines = [_parsed(line, full=full) for line in raw.splitlines() if line.strip()]
+    endings = tuple({f": {spelling}" for password in passwords if password for spelling in _spellings(password)})
+    masked = (_masked(line, endings) for line in raw.splitlines() if line.strip())
+    lines = [_parsed(line, full=full) for line in masked]
     count = sum(1 for line in lines if _REF.search(line.text))
     return Snapshot(_fitting(lines if full else _flattened(lines), MAX_FULL_CHARS if full else MAX_CHARS), count)
+
+
+def _spellings(password: str) -> tuple[str, ...]:
+    """Return how a text may be written: as it is, or quoted where it would not be plain YAML."""
+    plain = " ".join(password.split())
+    return password, plain, json.dumps(password, ensure_ascii=False), json.dumps(plain, ensure_ascii=False)
+
+
+def _masked(line: str, endings: tuple[str, ...]) -> str:
+    found = [ending for ending in endings if line.endswith(ending) and _FIELD.match(line)]
+    return f"{line[: -len(max(found, key=len))]}: {_MASK}" if found else line
 
 
 def _parsed(line: str, *, full: bool) -> _Line:

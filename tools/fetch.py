@@ -31,6 +31,8 @@ USER_AGENT = "Mozilla/5.0 (compatible; batch-runner/0.1; automated)"  # says wha
 MAX_REDIRECTS = 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _RETRYABLE = frozenset({HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600)})
+_UNDONE = frozenset({"gzip", "deflate", "br", "zstd"})  # by the client, which fails where it has no library for one
+_CODINGS = _UNDONE | {"x-gzip", "compress", "x-compress"}
 _HEADERS = {"User-Agent": USER_AGENT, "Accept": "text/html,application/xhtml+xml,*/*;q=0.8", "Accept-Language": "en"}
 
 
@@ -128,6 +130,7 @@ class _Way:
         ):
             if answer.status in _REDIRECTS and (location := answer.headers.get("Location")):
                 return _web_url(location, url)
+            _check_coding(answer.headers.getall("Content-Encoding", []))
             body = await self._read(answer)
             content_type = answer.content_type.lower() if "Content-Type" in answer.headers else ""
             return Fetched(str(url), answer.status, content_type, answer.charset or "", body)
@@ -195,6 +198,14 @@ def _web_url(text: str, base: URL | None = None) -> URL:
     if url.scheme not in ("http", "https") or not host or not port:
         raise FetchError(f"only http and https URLs can be fetched, not {text[:200]!r}")
     return url.with_user(None).with_fragment(None)
+
+
+def _check_coding(headers: list[str]) -> None:
+    """Raise FetchError where more is to be undone than the one coding that the client undoes by itself."""
+    named = [name.strip().lower() for header in headers for name in header.split(",")]
+    codings = [name for name in named if name in _CODINGS]  # others, such as "utf-8", are said by mistake
+    if codings and (len(named) > 1 or codings[0] not in _UNDONE):
+        raise FetchError(f"its body is encoded in a way that is not undone here: {', '.join(codings)[:200]}")
 
 
 def _is_literal(host: str) -> bool:

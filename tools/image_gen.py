@@ -17,7 +17,7 @@ from tools.addresses import ALLOWED_HOSTS_VARIABLE
 from tools.base import JsonObject, ToolContext, ToolError, tool
 from tools.endpoint_settings import KEY_VARIABLES, endpoint_variables, named_endpoint, wrong_endpoint
 from tools.picture_urls import decoded_base64, is_picture_url, picture_at, wrong_hosts
-from tools.pictures import PictureError, checked_type
+from tools.pictures import PictureError, Pictures
 from tools.services import AuxiliaryError, Post, Settings, Spent
 
 ANSWER_SECONDS = 180.0
@@ -157,7 +157,7 @@ async def _bytes_of(made: JsonObject, settings: Settings) -> bytes:
 
 async def _saved(context: ToolContext, data: bytes) -> str:
     """Write it into the sandbox; return the path. Raises PictureError, SandboxFileError, SandboxError."""
-    ending = checked_type(data).rpartition("/")[2].replace("jpeg", "jpg")
+    ending = (await context.services.shared(Pictures).check(data)).rpartition("/")[2].replace("jpeg", "jpg")
     name = f"{FOLDER}/image_{hashlib.sha256(data).hexdigest()[:12]}.{ending}"
     sandbox = await context.open_sandbox()
     here = (await sandbox.exec("pwd", timeout_seconds=PWD_SECONDS)).output.strip()

@@ -1,7 +1,8 @@
 """One session with an MCP server.
 
 Imported only where MCP servers are used, because the ``mcp`` package is an extra. A session lives in a task of its own,
-from its making to ``close``. What servers ask of us (models, files, the user) is refused by the package.
+from its making to ``close``. What servers ask of us (models, files, the user) is refused by the package. Results are
+handed on as they came: one odd part of them must not cost the rest, so it is not the package that checks them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import mcp.types as mcp_types
 from mcp import ClientSession, MCPError
-from pydantic import BaseModel, ValidationError
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from pydantic import ValidationError
 
+from tools.base import JsonObject
 from tools.mcp_config import HttpServer, McpServer
 from tools.mcp_transport import McpGoneError, Traffic, http_streams, stdio_streams
 
@@ -23,7 +27,8 @@ MAX_PAGES = 20  # of a list of tools
 CLOSE_SECONDS = 8.0
 
 __all__ = ["Connection", "McpGoneError", "McpRefusedError"]
-ResultT = TypeVar("ResultT", bound=BaseModel)
+_VERSION_HEADER = "mcp-protocol-version"
+_NO_MESSAGE = "Failed to parse"  # how the package begins, where what came over HTTP is none
 
 for _name in ("mcp", "client"):  # what these say may hold what servers say, or their keys
     logging.getLogger(_name).addHandler(logging.NullHandler())
@@ -43,7 +48,7 @@ class Connection:
         self._keeps_complaint = listens_to_stderr
         self._traffic = Traffic()
         self._stop = asyncio.Event()
-        self._ready: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[_Session] = asyncio.get_running_loop().create_future()
         self._why = "it ended"
         self._task = asyncio.create_task(self._live())
         self._task.add_done_callback(self._on_end)
@@ -53,20 +58,20 @@ class Connection:
         """Whether nothing can be asked any more."""
         return self._stop.is_set() or self._task.done()
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
-        """Call a tool. Raises McpGoneError, McpRefusedError."""
-        params = mcp_types.CallToolRequestParams(name=name, arguments=arguments)
-        return await self._ask(mcp_types.CallToolRequest(params=params), mcp_types.CallToolResult)
+    async def call(self, name: str, arguments: JsonObject) -> JsonObject:
+        """Call a tool; return the result as the server gives it. Raises McpGoneError, McpRefusedError."""
+        return await self._ask("tools/call", {"name": name, "arguments": arguments})
 
-    async def tools(self) -> list[mcp_types.Tool]:
-        """Return the server's tools. Raises McpGoneError, McpRefusedError."""
-        found: list[mcp_types.Tool] = []
-        cursor: str | None = None
+    async def tools(self) -> list[Any]:
+        """Return the server's tools as it tells of them. Raises McpGoneError, McpRefusedError."""
+        found: list[Any] = []
+        cursor: Any = None
         for _ in range(MAX_PAGES):
-            params = mcp_types.PaginatedRequestParams(cursor=cursor) if cursor else None
-            page = await self._ask(mcp_types.ListToolsRequest(params=params), mcp_types.ListToolsResult)
-            found += page.tools
-            cursor = page.next_cursor
+            page = await self._ask("tools/list", {"cursor": cursor} if cursor else {})
+            tools, cursor = page.get("tools"), page.get("nextCursor")
+            if not isinstance(tools, list):
+                raise McpRefusedError("its answer is not valid: it holds no list of tools")
+            found += tools
             if not cursor:
                 break
         return found
@@ -85,21 +90,22 @@ class Connection:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
 
-    async def _ask(self, request: Any, answer: type[ResultT]) -> ResultT:
+    async def _ask(self, method: str, params: JsonObject) -> JsonObject:
         """Send one request and wait, no longer than the session lives."""
         session = await asyncio.shield(self._ready)
         self._traffic.begin()
-        asking = asyncio.create_task(session.send_request(request, answer))
+        asking = asyncio.create_task(session.ask(method, params))
         try:
             await asyncio.wait({asking, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done() and not asking.cancelled():
                 return asking.result()
         except MCPError as error:
             if error.code != mcp_types.CONNECTION_CLOSED:
-                raise McpRefusedError(error.message) from None
+                is_none = error.message.startswith(_NO_MESSAGE)
+                raise McpRefusedError("its answer is not valid JSON-RPC" if is_none else error.message) from None
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream):
             pass  # it has just gone
-        except (ValidationError, RuntimeError) as error:
+        except RuntimeError as error:
             raise McpRefusedError(f"its answer is not valid: {_first_line(error)}") from None
         finally:
             asking.cancel()
@@ -109,10 +115,12 @@ class Connection:
         raise McpGoneError(self._why)
 
     async def _live(self) -> None:
-        async with self._streams() as (incoming, outgoing), ClientSession(incoming, outgoing) as session:
-            await session.initialize()
-            self._ready.set_result(session)
-            await self._stop.wait()
+        async with self._streams() as (incoming, outgoing):
+            dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(incoming, outgoing)
+            async with ClientSession(dispatcher=dispatcher) as session:
+                told = await session.initialize()
+                self._ready.set_result(_Session(dispatcher, str(told.protocol_version)))
+                await self._stop.wait()
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """Read off the task why the session is over; the package's tasks raise whatever went wrong, in groups."""
@@ -128,10 +136,25 @@ class Connection:
         return stdio_streams(self._server, self._traffic, self.complaint if self._keeps_complaint else None)
 
 
+@dataclass(frozen=True)
+class _Session:
+    """A session that is open: its requests, and the version of the protocol that was agreed on."""
+
+    dispatcher: JSONRPCDispatcher[Any]
+    version: str
+
+    async def ask(self, method: str, params: JsonObject) -> JsonObject:
+        return await self.dispatcher.send_raw_request(method, params, {"headers": {_VERSION_HEADER: self.version}})
+
+
 def _reason(error: BaseException) -> str:
     """Return the first thing that went wrong, in a line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, ValidationError):
+        return f"its first answer is not valid: {error.title}"
+    if isinstance(error, MCPError) and error.message.startswith(_NO_MESSAGE):
+        return "its first answer is not valid JSON-RPC"
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return _first_line(error) or type(error).__name__

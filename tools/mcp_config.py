@@ -1,7 +1,8 @@
 """The ``mcpServers`` file: which MCP servers a run has, as values.
 
-Owns the file's shape, the ``${VAR}`` that may stand in it, and what of it is secret. Everything wrong is an
-McpConfigError of one line that names the server and the key.
+Owns the file's shape, the ``${VAR}`` that may stand in it, and what of it is secret: whatever came through a ``${VAR}``
+and is neither short nor plainly a place of this machine, and what is written out behind a name that says so. Everything
+wrong is an McpConfigError of one line that names the server and the key.
 """
 
 from __future__ import annotations
@@ -9,19 +10,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|SESSION", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"KEY|TOK|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|(?<![A-Z])PAT(?![A-Z])", re.IGNORECASE
+)
+_PLAIN_VARIABLE = re.compile(r"HOME|LOGNAME|USER|PATH|PWD|SHELL|TERM|LANG|LC_[A-Z]+|TZ|TMPDIR|HOSTNAME")
 _SECRET_CHARS = 8  # shorter ones are found in ordinary text
 _NAME_CHARS = 32
 # What other programs write into such files and this one has no use for.
 _IGNORED = ("disabled", "description", "autoApprove", "alwaysAllow", "timeout")
+_WANTED = {
+    "command": "a text that is not empty",
+    "args": "a list of texts",
+    "env": "an object of texts",
+    "cwd": "a text",
+    "url": "an http or https URL",
+    "headers": "an object of texts",
+}
 
 
 class McpConfigError(ValueError):
@@ -60,17 +73,22 @@ class McpConfig:
     """The servers of a file, in its order, ``${VAR}`` filled in: it holds secrets."""
 
     servers: tuple[McpServer, ...] = ()
+    filled_in: frozenset[str] = frozenset()  # what came through ``${VAR}`` and may be secret
 
     def secrets(self) -> list[str]:
         """Return the texts in it that must not be seen in a row or a log."""
-        found = {text for server in self.servers for text in _secrets(server)}
+        named = {text for server in self.servers for text in _secrets(server) if not _is_place(text)}
+        found = {text for secret in named | self.filled_in for text in _spellings(secret)}
         return sorted(text for text in found if len(text) >= _SECRET_CHARS)
 
 
 def read_mcp_config(path: Path, environ: Mapping[str, str]) -> McpConfig:
     """Return the servers of a file, without those that are ``disabled``. Raises McpConfigError."""
+    variables = _Variables(environ)
     try:
-        return McpConfig(tuple(_servers(json.loads(path.read_text(encoding="utf-8-sig")), environ)))
+        data = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeats)
+        servers = tuple(_servers(data, variables))
+        return McpConfig(servers, frozenset(variables.secret))
     except OSError as error:
         raise McpConfigError(f"--mcp_config={path}: {error.strerror}") from None
     except McpConfigError as error:
@@ -84,7 +102,17 @@ def plain_name(name: str, max_chars: int) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:max_chars]
 
 
-def _servers(data: Any, environ: Mapping[str, str]) -> Iterator[McpServer]:
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object; one key twice would silently lose what the first one says."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise McpConfigError(f"{twice!r} is there twice in the same object; give one of them another name")
+    return made
+
+
+def _servers(data: Any, variables: _Variables) -> Iterator[McpServer]:
     servers = data.get("mcpServers") if isinstance(data, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise McpConfigError('must be a JSON object like {"mcpServers": {name: {"command": ...} or {"url": ...}}}')
@@ -99,25 +127,33 @@ def _servers(data: Any, environ: Mapping[str, str]) -> Iterator[McpServer]:
             raise McpConfigError(f"{place} {what}; give it another name")
         names[plain] = name
         if not values.get("disabled"):
-            yield _server(place, plain, {key: value for key, value in values.items() if key not in _IGNORED}, environ)
+            yield _server(place, plain, {key: value for key, value in values.items() if key not in _IGNORED}, variables)
 
 
-def _server(place: str, name: str, values: dict[str, Any], environ: Mapping[str, str]) -> McpServer:
+def _server(place: str, name: str, values: dict[str, Any], variables: _Variables) -> McpServer:
     if ("command" in values) == ("url" in values):
         raise McpConfigError(f'{place} must have either a "command" or a "url"')
     kind = values.pop("type", values.pop("transport", None))
     allowed = ("stdio",) if "command" in values else ("http", "streamable-http", "streamable_http", "streamableHttp")
     if kind is not None and kind not in allowed:
         raise McpConfigError(f"{place}: type {kind!r} is not known here; choose from stdio, http")
-    filled = _filled(values, lambda text: _fill(text, environ, place))
+    filled = _filled(values, lambda text: variables.fill(text, place))
+    server_class = StdioServer if "command" in values else HttpServer
     try:
-        if "command" in values:
-            return StdioServer.model_validate({**filled, "name": name})
-        return HttpServer.model_validate({**filled, "name": name})
+        return server_class.model_validate({**filled, "name": name})
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(map(str, problem["loc"]))
-        raise McpConfigError(f"{place}: {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
+        raise McpConfigError(f"{place}: {_problem(error, server_class)}") from None
+
+
+def _problem(error: ValidationError, server_class: type[StdioServer | HttpServer]) -> str:
+    """Return the first thing that is wrong, without what the file says: it may be secret."""
+    first, *rest = (" ".join(str(part).split())[:100] for part in error.errors()[0]["loc"])
+    if first not in server_class.model_fields:
+        known = ", ".join(key for key in server_class.model_fields if key in _WANTED)
+        return f"{first!r} is not known beside {known.partition(', ')[0]}; choose from {known}"
+    if rest and first in ("env", "headers"):
+        return f"{first}.{rest[0]} must be a text"
+    return f"{first} must be {_WANTED[first]}"
 
 
 def _filled(value: Any, fill: Callable[[str], str]) -> Any:
@@ -128,28 +164,83 @@ def _filled(value: Any, fill: Callable[[str], str]) -> Any:
     return [_filled(item, fill) for item in value] if isinstance(value, list) else value
 
 
-def _fill(text: str, environ: Mapping[str, str], place: str) -> str:
-    """Put the environment's text for each ``${VAR}``, and ``default`` for ``${VAR:-default}`` where it has none."""
+@dataclass
+class _Variables:
+    """The environment that ``${VAR}`` is filled in from, and what of it may be secret."""
 
-    def value(found: re.Match[str]) -> str:
-        name, default = found[1], found[2]
-        if name in environ:
-            return environ[name]
-        if default is None:
-            raise McpConfigError(f"{place}: ${{{name}}} is not set in the environment")
-        return default
+    environ: Mapping[str, str]
+    secret: set[str] = field(default_factory=set)
 
-    return _VARIABLE.sub(value, text)
+    def fill(self, text: str, place: str) -> str:
+        """Put the variable's text for each ``${VAR}``, and ``default`` for ``${VAR:-default}`` where there is none."""
+
+        def value(found: re.Match[str]) -> str:
+            name, default = found[1], found[2]
+            if name not in self.environ:
+                if default is None:
+                    raise McpConfigError(f"{place}: ${{{name}}} is not set in the environment")
+                return default
+            told = self.environ[name]
+            if not _PLAIN_VARIABLE.fullmatch(name) and not _is_place(told):
+                self.secret.add(told)
+            return told
+
+        return _VARIABLE.sub(value, text)
+
+
+def _is_place(text: str) -> bool:
+    """Tell a file or folder of this machine, which is no secret."""
+    try:
+        return text.startswith("/") and Path(text).exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """Return the forms in which a server or a library may say it: as it is, in JSON, in a URL, in one line."""
+    yield from (secret, json.dumps(secret)[1:-1], quote(secret), quote(secret, safe=""), " ".join(secret.split()))
 
 
 def _secrets(server: McpServer) -> Iterator[str]:
+    """Return what is written out behind a name that says that it is secret."""
     if isinstance(server, StdioServer):
         yield from (value for name, value in server.env.items() if _SECRET_NAME.search(name))
+        for word, following in pairwise((*server.args, "")):
+            yield from _of_argument(word, following)
         return
     for name, value in server.headers.items():
-        if _SECRET_NAME.search(name):
-            yield from (value, value.rpartition(" ")[2])  # of "Bearer ..." the token alone, too
-    address = urlsplit(server.url)
+        yield from _of_header(name, value)
+    yield from _of_address(server.url)
+
+
+def _of_argument(word: str, following: str) -> Iterator[str]:
+    """Take ``--token X``, ``--token=X``, ``TOKEN=X``, ``Authorization: X`` and addresses."""
+    yield from _of_address(word)
+    name, mark, value = _parted(word)
+    if mark:
+        yield from _of_header(name, value.strip())
+    elif word.startswith("-") and not following.startswith("-"):
+        yield from _of_header(word, following)
+
+
+def _parted(word: str) -> tuple[str, str, str]:
+    found = re.search("[=:]", word)
+    return (word[: found.start()], found[0], word[found.end() :]) if found else (word, "", "")
+
+
+def _of_header(name: str, value: str) -> Iterator[str]:
+    if _SECRET_NAME.search(name):
+        yield from (value, value.rpartition(" ")[2])  # of "Bearer ..." the token alone, too
+
+
+def _of_address(text: str) -> Iterator[str]:
+    try:
+        address = urlsplit(text)
+    except ValueError:
+        return
     if address.password:
-        yield unquote(address.password)
-    yield from (value for name, value in parse_qsl(address.query) if _SECRET_NAME.search(name))
+        yield from (address.password, unquote(address.password))
+    for part in address.query.split("&"):
+        name, _, value = part.partition("=")
+        if _SECRET_NAME.search(name):
+            yield from (value, unquote(value.replace("+", " ")))

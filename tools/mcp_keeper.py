@@ -1,9 +1,10 @@
 """Keeps an MCP server that runs on this machine: no process of it outlives whoever started the keeper.
 
 A program of its own, run as ``python -I -S mcp_keeper.py COMMAND ...``: it starts the command with its own stdin,
-stdout and stderr, and waits. When the other end of its stdin is closed, also by the death of who held it, the server
-gets a moment to end by itself and is killed then, with every process it has left, those in sessions of their own too:
-they become the keeper's children. It ends with the server's exit code, 127 when there is no such command.
+stdout and stderr, lets go of stdout, whose end is then the server's to make, and waits. When the other end of its stdin
+is closed, also by the death of who held it, the server gets a moment to end by itself and is killed then, with every
+process it has left, those in sessions of their own too: they become the keeper's children. It ends with the server's
+exit code, 127 when there is no such command.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main(command: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         return _NOT_FOUND
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         return _watch(server)
     finally:

@@ -81,9 +81,9 @@ def list_servers(config: McpConfig) -> Listing:
     for server, tools in zip(config.servers, listed, strict=True):
         if len(tools) > MAX_TOOLS:
             warnings.append(f"MCP server {server.name}: only the first {MAX_TOOLS} of its {len(tools)} tools are taken")
-        facts = [_facts(server, tool, taken, warnings) for tool in tools[:MAX_TOOLS]]
+        facts = [made for tool in tools[:MAX_TOOLS] if (made := _facts(server, tool, taken, warnings))]
         if not facts:
-            raise McpConfigError(f"MCP server {server.name} has no tools")
+            raise McpConfigError(f"MCP server {server.name} has no tools{' that can be used' if tools else ''}")
         toolsets.append(McpToolset(server=server, tools=facts))
     return Listing(tuple(toolsets), tuple(warnings))
 
@@ -109,13 +109,25 @@ async def _list(server: McpServer) -> list[Any]:
     raise McpConfigError(f"MCP server {server.name} {problem}{f' ({_plain(said, 300)})' if said else ''}")
 
 
-def _facts(server: McpServer, tool: Any, taken: set[str], warnings: list[str]) -> McpToolFacts:
-    name = _full_name(server.name, tool.name, taken)
-    parameters, problem = usable_schema(tool.input_schema)
+def _facts(server: McpServer, tool: Any, taken: set[str], warnings: list[str]) -> McpToolFacts | None:
+    """Return a tool as the model is shown it, None for one that cannot be; say what is wrong with it."""
+    match tool:
+        case {"name": str(own_name), "inputSchema": dict(schema)} if own_name:
+            pass
+        case {"name": str(own_name)} if own_name:
+            shown = _plain(own_name, MAX_NAME_CHARS)
+            warnings.append(f"MCP server {server.name}: tool {shown!r} is left out: its inputSchema is no object")
+            return None
+        case _:
+            warnings.append(f"MCP server {server.name}: a tool without a name is left out")
+            return None
+    name = _full_name(server.name, own_name, taken)
+    parameters, problem = usable_schema(schema)
     if problem:
         warnings.append(f"MCP server {server.name}: tool {name} is shown without its schema, which {problem}")
-    description = _plain(tool.description or tool.title or "", MAX_DESCRIPTION_CHARS)
-    return McpToolFacts(name=name, own_name=tool.name, description=description, parameters=parameters)
+    told = [text for key in ("description", "title") if isinstance(text := tool.get(key), str)]
+    description = _plain(next(filter(None, told), ""), MAX_DESCRIPTION_CHARS)
+    return McpToolFacts(name=name, own_name=own_name, description=description, parameters=parameters)
 
 
 def _full_name(server: str, tool: str, taken: set[str]) -> str:
@@ -301,30 +313,38 @@ class McpSessions:
             kept.connection = None
 
 
-def result_of(answer: Any) -> JsonObject:
+def result_of(answer: JsonObject) -> JsonObject:
     """Return a server's answer as a tool's result: its texts, and a note for what is none. Raises ToolError."""
-    text = "\n".join(filter(None, map(_block_text, answer.content)))
-    if not text and answer.structured_content is not None:
-        text = json.dumps(answer.structured_content, ensure_ascii=False)
+    content, structured = answer.get("content", []), answer.get("structuredContent")
+    if not isinstance(content, list):
+        raise ToolError("The server's answer is not valid: its content is no list")
+    text = "\n".join(filter(None, map(_block_text, content)))
+    if not text and structured is not None:
+        text = json.dumps(structured, ensure_ascii=False)
     if len(text) > MAX_TEXT_CHARS:
         middle = f"\n[{len(text) - MAX_TEXT_CHARS} characters left out]\n"
         text = text[: MAX_TEXT_CHARS * 2 // 5] + middle + text[-MAX_TEXT_CHARS * 3 // 5 :]
     text = strip_ansi(text)
-    if answer.is_error:
+    if answer.get("isError"):
         raise ToolError(text or "the tool failed and does not say why")
     return {"result": text}
 
 
 def _block_text(block: Any) -> str:
-    match block.type:
-        case "text":
-            return str(block.text)
-        case "image" | "audio":
-            return f"[{block.type}, {_plain(block.mime_type, 100)}, {len(block.data) * 3 // 4} bytes]"
-        case "resource_link":
-            return f"[resource {_plain(block.name, 200)}: {_plain(str(block.uri), 1000)}]"
-        case "resource":
-            uri = _plain(str(block.resource.uri), 1000)
-            own_text = getattr(block.resource, "text", None)
-            return f"[resource {uri}]" + (f"\n{own_text}" if own_text is not None else "")
-    return f"[{_plain(str(block.type), 100)}]"
+    match block:
+        case {"type": "text", "text": str(text)}:
+            told = text
+        case {"type": "image" | "audio" as kind, "data": str(data), "mimeType": str(media_type)}:
+            told = f"[{kind}, {_plain(media_type, 100)}, {len(data) * 3 // 4} bytes]"
+        case {"type": "resource_link", "name": str(name), "uri": str(uri)}:
+            told = f"[resource {_plain(name, 200)}: {_plain(uri, 1000)}]"
+        case {"type": "resource", "resource": {"uri": str(uri), **rest}}:
+            own_text = rest.get("text")
+            told = f"[resource {_plain(uri, 1000)}]" + (f"\n{own_text}" if isinstance(own_text, str) else "")
+        case {"type": "text" | "image" | "audio" | "resource_link" | "resource" as kind}:
+            told = f"[content that is not valid: {kind}]"
+        case {"type": str(kind)}:
+            told = f"[content of an unknown type: {_plain(kind, 100)}]"
+        case _:
+            told = "[content without a type]"
+    return told

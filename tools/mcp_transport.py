@@ -8,6 +8,7 @@ with us, however we end. Over HTTP nothing is listened to but answers.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from sandboxes import processes
+from tools.base import JsonObject, valid_text
 from tools.mcp_config import HttpServer, StdioServer
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -168,7 +170,7 @@ async def _read(process: Process, to_session: MemoryObjectSendStream[Any], traff
         async with to_session:
             while line := await _line(process.stdout, traffic):
                 traffic.take(len(line))
-                if message := _message(line, traffic):
+                for message in _messages(line, traffic):
                     await to_session.send(message)
                 await asyncio.sleep(0)  # lines that are there already come without waiting
 
@@ -181,13 +183,41 @@ async def _line(stdout: asyncio.StreamReader, traffic: Traffic) -> bytes:
         raise
 
 
-def _message(line: bytes, traffic: Traffic) -> SessionMessage | None:
+def _messages(line: bytes, traffic: Traffic) -> list[SessionMessage]:
+    """Return the messages of a line: one, or a batch. A line that is none is passed over: many print a greeting."""
     try:
-        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+        return [SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))]
     except ValidationError:
-        if b'"jsonrpc"' in line:  # else it is no message: many print a greeting
-            traffic.fail("it sent a message that is not valid")
-        return None
+        if b'"jsonrpc"' not in line:
+            return []
+    try:
+        # By way of text, in which half a surrogate pair can be replaced; that parser also bears deeper nesting.
+        text = json.dumps(json.loads(line.decode("utf-8", "replace")), ensure_ascii=False)
+        data = json.loads(valid_text(text))
+    except (ValueError, RecursionError):
+        traffic.fail("it sent a message that is not valid")
+        raise
+    return [message for item in (data if isinstance(data, list) else [data]) if (message := _taken(item))]
+
+
+def _taken(item: Any) -> SessionMessage | None:
+    """Return the message, or an error in the place of an answer that is none: it must cost its own call alone."""
+    try:
+        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_python(item, by_name=False))
+    except ValidationError:
+        if not isinstance(item, dict) or "method" in item or type(item.get("id")) not in (int, str):
+            return None
+    error = mcp_types.ErrorData(code=mcp_types.INTERNAL_ERROR, message=_said(item))
+    return SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=item["id"], error=error))
+
+
+def _said(answer: JsonObject) -> str:
+    """Return what an answer that is not valid says all the same."""
+    error = answer.get("error")
+    said = error.get("message") if isinstance(error, dict) else error
+    if not said:
+        return "its answer is not valid: it holds neither a result that is an object nor an error"
+    return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
 
 
 async def _write(process: Process, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -13,6 +13,7 @@ import re
 import resource
 import sys
 import time
+import unicodedata
 from collections.abc import Iterable
 from html import unescape
 from io import BytesIO
@@ -25,6 +26,9 @@ MAX_PDF_SECONDS = 10.0  # pages that are not reached by then are left out
 _MEMORY_BYTES = 1 << 30
 _CPU_SECONDS = 30  # for one job; the caller's clock is stricter, but may be gone
 _SNIFFED_BYTES = 4096
+_SNIFFED_CHARS = 20_000
+_SPACES = "\t\n\r\f\x1b"  # and what colours begin with
+_ODD = ("Cc", "Cn", "Co", "Cs")  # control characters, and those that mean nothing
 
 _META_CHARSET = re.compile(
     rb"<(?:meta|\?xml)[^>]{0,200}?(?:charset|encoding)\s*=\s*[\"']?([\w.:-]{1,40})", re.IGNORECASE
@@ -35,6 +39,14 @@ _BASE64_IMAGE = re.compile(
     r"(?:[\w+/=%-]++|\s++(?=[\w+/]{40}))*+\)?"  # over several lines, too
 )
 _SCRIPT_TAG = re.compile(r"<(/?)(script|style)\b", re.IGNORECASE)
+# Each branch takes to the end what is not closed: looked for again and again, the end would be far.
+_MARKUP = re.compile(
+    r"<!--.*?(?:-->|\Z)"
+    r"|<(?P<hidden>script|style|title|template|svg|noscript)\b[^<>]*+>.*?(?:</(?P=hidden)\s*>|\Z)"
+    r"|(?P<inline></?(?:a|abbr|b|code|em|font|i|kbd|mark|q|s|small|span|strong|sub|sup|u|var)\b[^<>]*+>?)"
+    r"|</?[a-z!?][^<>]*+>?",
+    re.IGNORECASE | re.DOTALL,
+)
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _LATIN_1 = ("iso-8859-1", "latin-1", "latin1", "us-ascii", "ascii")  # browsers read all of them as cp1252
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -54,12 +66,21 @@ def read_page(job: dict[str, str], body: bytes) -> dict[str, Any]:
     if content_type == "application/pdf":
         return {"problem": "The server says that this is a PDF file, but it is none"}
     is_nameless = content_type in ("", "application/octet-stream")
-    if content_type in ("text/html", "application/xhtml+xml") or (is_nameless and _HTML_START.search(body[:1024])):
-        return _html(_decoded(body, job["charset"]), job["url"])
-    text = _decoded(body, job["charset"]) if is_nameless or _TEXT_TYPES.match(content_type) else "\0"
-    if "\0" in text:
+    is_html = content_type in ("text/html", "application/xhtml+xml")
+    is_html = is_html or (is_nameless and _HTML_START.search(body[:1024]) is not None)
+    text = _decoded(body, job["charset"]) if is_html or is_nameless or _TEXT_TYPES.match(content_type) else "\0"
+    if is_html and not _is_binary(text):
+        return _html(text, job["url"])
+    if is_html or "\0" in text or _is_binary(text):
         return {"problem": f"Cannot read text from {content_type or 'binary data'}"}
     return _page("", text)
+
+
+def _is_binary(text: str) -> bool:
+    """Tell what is no text, whoever says so: one character in twenty has no look at all."""
+    sample = text[:_SNIFFED_CHARS]
+    odd = sum(char == "\ufffd" or (char not in _SPACES and unicodedata.category(char) in _ODD) for char in sample)
+    return odd > len(sample) / 20
 
 
 def _page(title: str, text: str) -> dict[str, Any]:
@@ -91,7 +112,15 @@ def _html(html: str, url: str) -> dict[str, Any]:
             return _page(title or document.title or "", _FRONT_MATTER.sub("", document.text) + note)
     # No main text: all that is no mark-up. Wrapped, because a fragment is not taken for HTML.
     text = trafilatura.html2txt(f"<html><body><div>{html}</div></body></html>")
-    return _page(title, "" if text.strip() == title else text + note)
+    if text.strip() in ("", title):  # also where the mark-up is nested deeper than the extractor goes
+        text = _stripped(html)
+    return _page(title, text + note if text else "")
+
+
+def _stripped(html: str) -> str:
+    """Return what stands between the tags, in lines; nothing is parsed, so that neither depth nor nonsense matters."""
+    text = _MARKUP.sub(lambda found: "" if found["inline"] else "\n", html)
+    return "\n".join(filter(None, (" ".join(line.split()) for line in unescape(text).split("\n"))))
 
 
 def _bounded(html: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@ DECODE_SECONDS = 30.0
 MAX_DECODES_AT_ONCE = 2  # in a worker; each takes a processor and up to a gigabyte
 INSTALL_PILLOW = "install Pillow: pip install 'batch-runner[vision]'"
 
+_NO_SIZE = "the image is broken or cut short: its header names no size"
 _SENT_AS_IS = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _BMP_HEADER_SIZES = frozenset({12, 40, 52, 56, 64, 108, 124})
 _JPEG_SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -108,13 +109,23 @@ class Pictures:
         async with self._places:
             return await _shrunk(data)
 
+    async def check(self, data: bytes) -> str:
+        """Return the media type of what can be shown, as far as that can be told here. Raises PictureError."""
+        kind = checked_type(data)
+        if importlib.util.find_spec("PIL") is not None:
+            async with self._places:
+                await _shrunk(data)
+        elif kind != "image/bmp" and 0 in size_of(data):
+            raise PictureError(_NO_SIZE)
+        return kind
+
 
 def _as_it_is(data: bytes, kind: str) -> Picture:
     width, height = size_of(data)
     if kind not in _SENT_AS_IS:
         raise PictureError(f"{kind} must be converted first, for which Pillow is missing; {INSTALL_PILLOW}")
     if not width:
-        raise PictureError("the image is broken or cut short: its header names no size")
+        raise PictureError(_NO_SIZE)
     if max(width, height) > MAX_SIDE_PIXELS or len(data) > MAX_SENT_BYTES:
         told = f"{width}x{height} pixels, {len(data):,} bytes"
         raise PictureError(f"too large to be sent ({told}), and Pillow, which would shrink it, is missing")

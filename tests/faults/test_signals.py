@@ -120,6 +120,17 @@ def test_a_signal_during_the_start(place: Workplace, delay_seconds: float, numbe
     assert len(place.trajectories()) == 1
 
 
+@pytest.mark.parametrize("number", SIGNALS[:2])
+def test_a_signal_while_the_users_tools_are_loaded(place: Workplace, number: signal.Signals) -> None:
+    place.dataset(["a"])
+    tools = place.path / "mine.py"
+    tools.write_text("import pathlib, time\npathlib.Path('loading').touch()\ntime.sleep(60)\n", encoding="utf-8")
+    with ending(place.start("http://127.0.0.1:9/v1", tools_file=tools, api_key="k")) as process:
+        wait_until((place.path / "loading").exists, "the file is loaded")
+        ended = interrupted(place, process, number)
+    assert resume_command(ended)
+
+
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGINT)])
 @pytest.mark.slow
 def test_a_signal_during_the_merge(place: Workplace, numbers: tuple[signal.Signals, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -56,9 +57,65 @@ if MODE == "many":
 if MODE == "bottomless":
     TOOLS = [{"name": "work", "inputSchema": deep(400)}]
 if MODE == "misshapen":
-    TOOLS = [{"name": "work", "inputSchema": schema(required="a")}]
+    TOOLS = [
+        {"name": "work", "description": "half \ud800", "inputSchema": schema(required="a")},
+        {"name": "text", "inputSchema": "all"},
+        {"name": "none"},
+        {"inputSchema": schema()},
+    ]
+if MODE == "useless":
+    TOOLS = [{"name": "work"}]
 if MODE == "none":
     TOOLS = []
+
+
+ODD_ANSWERS: dict[str, Json] = {
+    "half": {"result": {"content": [{"type": "text", "text": "half \ud83d pair"}]}},
+    "code": {"error": {"code": "E42", "message": "no such row"}},
+    "object": {"error": {"code": -1, "message": {"reason": "none"}}},
+    "text": {"error": "only a text"},
+    "list": {"result": [1, 2]},
+    "nothing": {},
+    "deep": {"result": {"content": [{"type": "text", "text": "deep", "_meta": deep(300)}]}},
+    "number": {"result": {"content": 7}},
+    "parts": {
+        "result": {
+            "content": [
+                {"type": "hologram", "x": 1},
+                {"type": "text", "text": "known"},
+                {"type": "text"},
+                {"type": "image", "data": "AAAA"},
+                {},
+                "bare",
+            ]
+        }
+    },
+}
+if MODE == "odd":
+    TOOLS = [{"name": name, "inputSchema": schema()} for name in (*ODD_ANSWERS, "batch", "count")]
+CALLS: list[str] = []
+
+
+def text(said: str) -> Json:
+    return {"content": [{"type": "text", "text": said}]}
+
+
+def answer(call: Json) -> None:
+    """Answer a call; say with ``count`` how many there were: who answers in an odd way goes on."""
+    CALLS.append(call["params"]["name"])
+    if MODE == "closes":
+        os.close(1)
+        time.sleep(1000)
+    match CALLS[-1] if MODE == "odd" else "":
+        case "":
+            say({"id": call["id"], "result": work()})
+        case "count":
+            say({"id": call["id"], "result": text(str(len(CALLS)))})
+        case "batch":
+            note = {"jsonrpc": "2.0", "method": "notifications/message", "params": 7}
+            say_line(json.dumps([note, {"jsonrpc": "2.0", "id": call["id"], "result": text("batch")}]))
+        case name:
+            say({"id": call["id"], **ODD_ANSWERS[name]})
 
 
 def work() -> Json:
@@ -78,10 +135,10 @@ def work() -> Json:
         say({"id": 900, "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}})
         say({"id": 901, "method": "roots/list"})
         answers = [json.loads(sys.stdin.readline()) for _ in range(2)]
-        return {"content": [{"type": "text", "text": json.dumps(answers)}]}
+        return text(json.dumps(answers))
     if MODE == "long":
-        return {"content": [{"type": "text", "text": "z" * 3_000_000}]}
-    return {"content": [{"type": "text", "text": "done"}]}
+        return text("z" * 3_000_000)
+    return text("done")
 
 
 def main() -> None:
@@ -108,7 +165,7 @@ def main() -> None:
             case "tools/list":
                 say({"id": message["id"], "result": {"tools": TOOLS}})
             case "tools/call":
-                say({"id": message["id"], "result": work()})
+                answer(message)
     while MODE == "stubborn":
         time.sleep(1000)
 

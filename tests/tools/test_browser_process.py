@@ -93,6 +93,58 @@ def test_a_browser_that_died_is_told_and_started_again(site: Site, folder: Path)
             assert len(list(folder.glob("batch-runner-*/*"))) == 1
 
 
+FLOODS = {
+    "history": "setInterval(() => { for (let i = 0; i < 100; i++) history.pushState({}, '', '?' + i) }, 10)",
+    "place": "let i = 0; setInterval(() => { for (let k = 0; k < 100; k++) location.hash = i++ }, 10)",
+    "reload": "location.reload()",
+    "console": "const s = 'x'.repeat(1e5); setInterval(() => { for (let i = 0; i < 200; i++) console.log(s) }, 5)",
+    "errors": "setInterval(() => { for (let i = 0; i < 2000; i++) setTimeout(() => { throw i }) }, 5)",
+    "requests": "setInterval(() => { for (let i = 0; i < 300; i++) fetch('/' + i) }, 5)",
+    "dialogs": "setTimeout(() => { for (;;) alert(1) }, 100)",
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_page_that_floods_disturbs_nobody_else(flood: str) -> None:
+    pages = {**PAGES, "/flood": f"<title>Flood</title><p>p<script>{FLOODS[flood]}</script>"}
+    with serving(pages) as site, working(site) as worker, worker.rollout() as bad, worker.rollout() as good:
+        assert good.open(site.url())["title"] == "Home"
+
+        async def both() -> tuple[JsonObject, list[JsonObject]]:
+            flooding = asyncio.create_task(bad.calling("navigate", url=site.url("/flood")))
+            await asyncio.sleep(1.0)
+            seen = [
+                await good.calling("snapshot"),
+                await good.calling("navigate", url=site.url()),
+                await good.calling("scroll", direction="down"),
+            ]
+            return await flooding, seen
+
+        flooded, seen = good.wait(asyncio.wait_for(both(), 60))
+        assert all(each["success"] for each in seen), seen
+        if flood == "requests":
+            told = "The page asked for more at once than the browser can bear, and was closed"
+            assert told in str([flooded, bad.call("snapshot")])
+        assert bad.open(site.url())["title"] == "Home"
+
+
+def test_a_silent_browser_is_not_blamed_on_the_page_that_waits(site: Site, folder: Path) -> None:
+    quick = {"browser_session.SNAPSHOT": 0.5, "browser_session.PROBE": 0.3, "browser_process.PULSE": 1.0}
+    with working(site) as worker, worker.rollout() as one, worker.rollout() as other:
+        for rollout in (one, other):
+            rollout.open(site.url())
+        (pid,) = browsers(folder)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, seconds in quick.items():
+                patch.setattr(f"tools.{name}_SECONDS", seconds)
+            assert one.call("snapshot") == GONE
+        wait_until(lambda: not browsers(folder), "it is killed", 5)
+        assert other.call("snapshot")["error"] in (GONE["error"], "The page was closed meanwhile")
+        for rollout in (one, other):
+            assert rollout.open(site.url())["title"] == "Home"
+
+
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()[1])
 

@@ -115,3 +115,19 @@ def test_left_out_groups_leave_a_tree(depths: list[int]) -> None:
         assert indent % 2 == 0
         assert indent <= before + 2
         before = indent
+
+
+def test_passwords_are_masked_where_they_are_the_text_of_a_field() -> None:
+    raw = """\
+- textbox "Password" [ref=e1]: hunter2
+- 'textbox "with: colon" [ref=e2]': hunter2
+- textbox "Hint" [ref=e3]:
+  - /placeholder: hunter2
+  - text: hunter2
+- textbox "Quoted" [ref=e4]: "one: \\"two\\""
+- paragraph [ref=e5]: hunter2
+- textbox "Other" [ref=e6]: hunter22"""
+    seen = shown(raw, full=True, passwords=["hunter2", 'one:  "two"', ""]).text.splitlines()
+    assert [line.rpartition(": ")[2] for line in seen if ": " in line] == [
+        *("***", "***", "hunter2", "***", "***", "hunter2", "hunter22")
+    ]

@@ -189,6 +189,18 @@ def test_a_bomb_does_not_go_off(encoding: str, squeeze: Callable[[bytes], bytes]
     assert time.process_time() - started < 3
 
 
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "identity, gzip", "x-gzip", "compress", "GZIP,br"])
+def test_a_coding_that_is_not_undone_is_told(encoding: str) -> None:
+    twice = page(gzip.compress(gzip.compress(b"hello")), "text/html", **{"Content-Encoding": encoding})
+    message = told(FetchError, lambda: visit({"/": twice}))
+    assert message.startswith("its body is encoded in a way that is not undone here: ")
+
+
+@pytest.mark.parametrize("encoding", ["identity", "", "utf-8", "utf-8, none"])
+def test_a_coding_that_is_none_does_no_harm(encoding: str) -> None:
+    assert visit({"/": page(b"hello", "text/html", **{"Content-Encoding": encoding})}).body == b"hello"
+
+
 def test_broken_compression_is_told() -> None:
     assert told(FetchError, lambda: visit({"/": page(b"no gzip", "text/html", **{"Content-Encoding": "gzip"})}))
 

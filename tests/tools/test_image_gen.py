@@ -131,6 +131,8 @@ def test_its_own_endpoint_gets_its_own_key() -> None:
         ({"body": {"data": [{}]}}, "bad_image", "neither an image nor its address"),
         ({"body": {"data": [{"url": "file:///etc/passwd"}]}}, "bad_image", "neither an image nor its address"),
         ({"body": {"data": [{"b64_json": "abcde"}]}}, "bad_image", "no valid base64"),
+        ({"image": base64.b64encode(PNG[:8]).decode()}, "bad_image", "broken or cut short"),
+        ({"image": base64.b64encode(PNG[:-200]).decode()}, "bad_image", "broken or cut short"),
         ({"image": base64.b64encode(b"<svg/>").decode()}, "bad_image", "SVG"),
         ({"image": "http://127.0.0.1:9/a.png"}, "bad_image", "Blocked"),
     ],

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp.types import CallToolResult
 
 from model_tools import BUILT_IN, Toolbox, offered
 from sandboxes.base import Sandbox
@@ -171,8 +170,7 @@ def test_over_http(port: int) -> None:
         (StdioServer(name="x", command="true"), "MCP server x cannot be used: "),
         (hostile("broken"), r"MCP server bad cannot be used: .*no database is there\)"),
         (hostile("none"), "MCP server bad has no tools"),
-        (hostile("misshapen"), "MCP server bad cannot be used: its answer is not valid: "),
-        (hostile("bottomless"), "MCP server bad cannot be used: it sent a message that is not valid"),
+        (hostile("useless"), "MCP server bad has no tools that can be used"),
         (HttpServer(name="x", url="http://127.0.0.1:9/mcp"), "MCP server x cannot be used: "),
         (StdioServer(name="x", command="true", cwd="/no/such/folder"), "MCP server x cannot be used: "),
     ],
@@ -212,14 +210,52 @@ def test_names_descriptions_and_schemas_are_made_fit_for_use() -> None:
     assert len(listed(hostile("many")).toolsets[0].tools) == 100
 
 
+def test_a_tool_that_is_none_is_left_out_and_told() -> None:
+    listing = listed(hostile("misshapen"))
+    (tool,) = listing.toolsets[0].tools
+    assert (tool.own_name, tool.description) == ("work", "half \N{REPLACEMENT CHARACTER}")
+    assert listing.warnings == (
+        "MCP server bad: tool mcp_bad_work is shown without its schema, which is not valid",
+        "MCP server bad: tool 'text' is left out: its inputSchema is no object",
+        "MCP server bad: tool 'none' is left out: its inputSchema is no object",
+        "MCP server bad: a tool without a name is left out",
+    )
+    bottomless = listed(hostile("bottomless"))
+    assert bottomless.warnings == ("MCP server bad: tool mcp_bad_work is shown without its schema, which is too large",)
+
+
+def test_an_odd_answer_costs_its_own_call_and_not_the_session() -> None:
+    listing = listed(hostile("odd"))
+    invalid = "its answer is not valid: it holds neither a result that is an object nor an error"
+    expected: dict[str, JsonObject] = {
+        "half": {"result": "half \N{REPLACEMENT CHARACTER} pair"},
+        "code": {"error": "no such row"},
+        "object": {"error": '{"reason": "none"}'},
+        "text": {"error": "only a text"},
+        "list": {"error": invalid},
+        "nothing": {"error": invalid},
+        "deep": {"result": "deep"},
+        "number": {"error": "The server's answer is not valid: its content is no list"},
+        "parts": {
+            "result": "[content of an unknown type: hologram]\nknown\n[content that is not valid: text]\n"
+            "[content that is not valid: image]\n[content without a type]\n[content without a type]"
+        },
+        "batch": {"result": "batch"},
+    }
+    *answers, count = rollout(listing, [(name, {}) for name in (*expected, "count")])
+    assert dict(zip(expected, answers, strict=True)) == expected
+    assert count == {"result": str(len(expected) + 1)}
+
+
 @pytest.mark.parametrize(
     ("mode", "told"),
     [
+        ("closes", "is gone: it ended"),
         ("flood", "is gone: it sent more than is taken for one call"),
         ("endless", "is gone: it sent a message of more than 8 MB"),
         ("mute", "did not answer within 2 seconds"),
         ("dies", "is gone: it ended"),
-        ("nonsense", "its answer is not valid"),
+        ("nonsense", "its content is no list"),
     ],
 )
 def test_harm_ends_a_call_and_not_the_rollout(mode: str, told: str) -> None:
@@ -302,11 +338,11 @@ async def asked_over_http(*answers: Answer, seconds: float = 5) -> tuple[str, En
     [
         (endless(b"data: x\n" * 8192), "nexpected content type"),
         (typed_endless("text/event-stream", b"data: x\n" * 8192), "SSE stream failed"),
-        (typed_endless("text/event-stream", b"data: {}\n\n" * 8192), "Failed to parse SSE message"),
+        (typed_endless("text/event-stream", b"data: {}\n\n" * 8192), "not valid JSON-RPC"),
         (typed_endless("text/event-stream", b": ping\n\n"), "sent more than is taken"),
         (typed_endless("application/json", b" " * 65536), "sent more than is taken"),
         (zipped(b" " * 10_000_000), "compressed"),
-        (raw("no JSON"), "arse"),
+        (raw("no JSON"), "not valid JSON-RPC"),
         (raw('{"jsonrpc": "2.0", "id": 1, "result": {}}'), "InitializeResult"),
         (raw("", 307, {"Location": "http://10.0.0.1/v1"}), "not followed"),
         (raw("", 401), "error response"),
@@ -365,7 +401,7 @@ def test_a_rollout_that_is_cancelled_leaves_no_server() -> None:
 
 
 def results(answer: dict[str, Any]) -> JsonObject:
-    return mcp_tools.result_of(CallToolResult.model_validate(answer))
+    return mcp_tools.result_of(answer)
 
 
 def test_resources_become_notes() -> None:

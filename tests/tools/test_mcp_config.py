@@ -53,7 +53,55 @@ def test_what_is_secret_is_known(tmp_path: Path) -> None:
             },
         ),
     )
-    assert config.secrets() == ["Bearer bearer-1234", "bearer-1234", "key-12345678", "password1", "query-1234"]
+    told = ["Bearer bearer-1234", "bearer-1234", "key-12345678", "password1", "query-1234"]
+    assert [secret for secret in config.secrets() if "%" not in secret] == told
+
+
+def test_what_a_variable_filled_in_is_secret_wherever_it_stands(tmp_path: Path) -> None:
+    filled = {
+        "GH_PAT": "pat-in-an-argument",
+        "MYTOK": "tok-in-the-env",
+        "WHERE": "folder-that-is-not-there",
+        "QUOTED": 'with "quotes" in it',
+        "HOST": "host.example.com",
+        "HEADER": "in-a-header",
+    }
+    plain = {"HOME": "/home/of-somebody", "PLACE": str(tmp_path), "SHORT": "1234567", "UNUSED": "not-asked-for"}
+    program = {
+        "command": "${WHERE}/run",
+        "args": ["--pat", "${GH_PAT}", "${SHORT}", "--quoted=${QUOTED}", "${NONE:-a-default-of-the-file}"],
+        "env": {"TK": "${MYTOK}", "HOME": "${HOME}", "MODE": "production"},
+        "cwd": "${PLACE}",
+    }
+    web = {"url": "https://${HOST}/mcp", "headers": {"X-Id": "${HEADER}"}}
+    secrets = read(tmp_path, servers(x=program, y=web), **filled, **plain).secrets()
+    assert set(filled.values()) <= set(secrets)
+    assert 'with \\"quotes\\" in it' in secrets
+    assert not {"/home/of-somebody", str(tmp_path), "1234567", "not-asked-for", "production"} & set(secrets)
+    assert "a-default-of-the-file" not in secrets
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", "hunter2hunter2"],
+        ["--api-key=hunter2hunter2"],
+        ["--token", "hunter2hunter2"],
+        ["-password", "hunter2hunter2"],
+        ["run", "-e", "GITHUB_PAT=hunter2hunter2", "image"],
+        ["--header", "Authorization: Bearer hunter2hunter2"],
+        ["postgresql://user:hunter2hunter2@host/base"],
+        ["https://host/mcp?apiKey=hunter2hunter2&x=1"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_written_out_behind_a_secrets_name_is_secret(tmp_path: Path, words: list[str]) -> None:
+    assert "hunter2hunter2" in read(tmp_path, servers(x={"command": "x", "args": words})).secrets()
+
+
+def test_what_is_written_out_elsewhere_is_none(tmp_path: Path) -> None:
+    words = ["-y", "some-package", "--key-file", str(tmp_path), "--verbose", "--token", "--port=12345678"]
+    assert read(tmp_path, servers(x={"command": "x", "args": words})).secrets() == []
 
 
 def test_names_are_made_fit_for_tools(tmp_path: Path) -> None:
@@ -72,12 +120,19 @@ def test_names_are_made_fit_for_tools(tmp_path: Path) -> None:
         (servers(x="npx"), "server 'x' must be an object with a command or a url"),
         (servers(x={}), """server 'x' must have either a "command" or a "url\""""),
         (servers(x={"command": "a", "url": "http://h"}), "must have either"),
-        (servers(x={"command": 7}), "server 'x': command: input should be a valid string"),
-        (servers(x={"command": ""}), "server 'x': command: string should have at least 1 character"),
-        (servers(x={"command": "a", "args": "b"}), "server 'x': args: "),
-        (servers(x={"command": "a", "env": {"A": 1}}), "server 'x': env.A: "),
-        (servers(x={"command": "a", "headers": {}}), "server 'x': headers: extra inputs are not permitted"),
-        (servers(x={"url": "ftp://h"}), "server 'x': url: "),
+        (servers(x={"command": 7}), "server 'x': command must be a text that is not empty$"),
+        (servers(x={"command": ""}), "server 'x': command must be a text that is not empty$"),
+        (servers(x={"command": "a", "args": "b"}), "server 'x': args must be a list of texts$"),
+        (servers(x={"command": "a", "args": [1]}), "server 'x': args must be a list of texts$"),
+        (servers(x={"command": "a", "env": {"A": 1}}), "server 'x': env.A must be a text$"),
+        (servers(x={"command": "a", "env": 1}), "server 'x': env must be an object of texts$"),
+        (
+            servers(x={"command": "a", "headers": {}}),
+            "'headers' is not known beside command; choose from command, args, env, cwd$",
+        ),
+        ('{"mcpServers": {"x": {"command": "a"}, "x": {"command": "b"}}}', "'x' is there twice in the same object"),
+        ('{"mcpServers": {"x": {"command": "a", "command": "b"}}}', "'command' is there twice in the same object"),
+        (servers(x={"url": "ftp://h"}), "server 'x': url must be an http or https URL$"),
         (
             servers(x={"url": "http://h", "type": "sse"}),
             "server 'x': type 'sse' is not known here; choose from stdio, http",

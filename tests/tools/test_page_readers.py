@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.program import ROOT, descendants, wait_until
 from tests.tools import pdf_files
-from tools.page_reader import read_page
+from tools.page_reader import _stripped, read_page
 from tools.page_readers import MAX_READERS, Page, PageError, PageReaders
 
 ARTICLE = """<html><head><title>Of tea
@@ -163,6 +164,30 @@ def test_what_is_no_text_is_refused() -> None:
         "The server says that this is a PDF file, but it is none",
         "Cannot read text from application/zip",
     ]
+
+
+def test_a_binary_body_is_no_page_whoever_says_so() -> None:
+    noise = bytes(range(256)) * 20
+    for content_type in ("text/html", "text/plain", "application/xhtml+xml"):
+        for body in (gzip.compress(noise), noise, b"\0" * 100):
+            assert read((body, content_type)) == [f"Cannot read text from {content_type}"]
+    told_in_colour, nul = read((b"\x1b[31mred\x1b[0m " * 50, "text/plain"), (b"<p>one NUL \0 is borne in many words",))
+    assert "red" in told_in_colour.text
+    assert "one NUL" in nul.text
+
+
+def test_html_that_is_nested_too_deeply_is_read_without_its_tags() -> None:
+    deep = "<div>" * 100_000 + "deep &amp; far" + "</div>" * 50_000
+    rest = "<p>an <b>other</b> line<br>and<script>no()</script> more<!-- nor <b>this --><style>p {}"
+    (page,) = read((f"<title>The title</title><body>{deep}{rest}".encode(),))
+    assert (page.title, page.text) == ("The title", "deep & far\nan other line\nand\nmore")
+
+
+@pytest.mark.parametrize("piece", ["<", "<!--", "<div ", "</", "<!", "<![CDATA[", "<script>", "<a><b", "&"])
+def test_taking_tags_away_is_quick_whatever_they_are(piece: str) -> None:
+    started = time.monotonic()
+    _stripped(piece * (1_000_000 // len(piece)))
+    assert time.monotonic() - started < 5
 
 
 def test_pages_of_little_text() -> None:

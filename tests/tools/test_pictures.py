@@ -258,3 +258,32 @@ def test_without_pillow_what_fits_goes(kind: str) -> None:
 )
 def test_without_pillow_what_does_not_fit_says_so(data: bytes, words: str) -> None:
     assert words in refused(data)
+
+
+def checked(data: bytes) -> str:
+    async def run() -> str:
+        try:
+            return await Pictures({}).check(data)
+        except PictureError as error:
+            return str(error)
+
+    return asyncio.run(run())
+
+
+BROKEN = "the image is broken or cut short"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_only_what_can_be_decoded_is_a_picture(kind: str) -> None:
+    whole = image(kind)
+    assert checked(whole) == FORMATS[kind]
+    assert checked(whole[: len(whole) // 2]).startswith(BROKEN)
+    assert checked(whole[:12]).startswith((BROKEN, "not an image"))
+
+
+@pytest.mark.usefixtures("no_pillow")
+def test_without_pillow_the_header_must_name_a_size() -> None:
+    whole = {kind: image(kind) for kind in FORMATS}
+    assert [checked(data) for data in whole.values()] == [FORMATS[kind] for kind in whole]
+    assert checked(whole["PNG"][:8]).startswith(BROKEN)
+    assert checked(whole["JPEG"][:4]).startswith(BROKEN)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,33 @@ def run(tool: Tool, limits: ToolLimits | None = None, **arguments: object) -> tu
             return (await toolbox.run(ToolCall("c", tool.name, arguments))).content
 
     return json.loads(asyncio.run(called())), logged
+
+
+@pytest.mark.parametrize(
+    "waits", ["time.sleep(60)", "threading.Lock().acquire() and lock.acquire()", "while True: pass"]
+)
+def test_a_file_that_blocks_is_not_waited_for(tmp_path: Path, waits: str) -> None:
+    text = (
+        f"import threading, time\nlock = threading.Lock()\nlock.acquire()\ntry:\n    {waits}\nexcept Exception: pass\n"
+    )
+    path = tmp_path / "mine.py"
+    path.write_text(text, encoding="utf-8")
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(ToolsFileError, match=r"mine\.py:5: loading the file took longer than 0\.5 seconds$"):
+        ToolsFile.read(path).load(CATALOGUE, 0.5)
+    assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+def test_who_interrupts_the_loading_is_heard(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        load(tmp_path, "raise KeyboardInterrupt")
+
+
+def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolsFileError, match=r"mine\.py:11: tool 'roll' is there already, in line 4; give one another"):
+        load(tmp_path, HEAD + DICE + DICE)
+    replaced = "roll = None\n" + HEAD + DICE + "two = tool('games', name='other')(roll.function)\n"
+    assert [each.name for each in load(tmp_path, replaced)] == ["roll", "other"]
 
 
 def test_a_file_of_tools(tmp_path: Path) -> None:
