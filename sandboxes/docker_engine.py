@@ -111,7 +111,7 @@ class Engine:
             network = self._network[0]
             if not network or network not in str(error):
                 raise
-            self.share_network(*self._network)  # the user has removed it
+            self.share_network(*self._network)  # the user has removed it, or there are two of that name
             return self._launch(image, name, labels, settings)
 
     def _launch(self, image: str, name: str, labels: dict[str, str], settings: Settings) -> Container:
@@ -171,22 +171,31 @@ class Engine:
         if self._is_podman:
             return
         with _engine_errors("no network for containers"):
-            if not any(found["Name"] == name for found in self._api.networks(names=[name])):
+            if not self._networks(name):
                 self._api.create_network(name, driver="bridge", options=_KEPT_APART, labels=labels)
+            for double in self._networks(name)[1:]:  # engines allow that, and then no container can be put on either
+                with contextlib.suppress(docker_errors.APIError):
+                    self._api.remove_network(double)
         self._network = (name, labels)
+
+    def _networks(self, name: str) -> list[str]:
+        """Return the ids of the bridges of this name, the oldest first."""
+        found = [network for network in self._api.networks(names=[name]) if network["Name"] == name]
+        return [network["Id"] for network in sorted(found, key=lambda network: (network["Created"], network["Id"]))]
 
     def remove_network(self, name: str) -> bool:
         """Remove such a bridge, after containers that are about to end; tell whether it is gone."""
         deadline = time.monotonic() + NETWORK_SECONDS
         while True:
             try:
-                self._api.remove_network(name)
-            except docker_errors.NotFound:
-                return True
+                for network_id in [] if self._is_podman else self._networks(name):
+                    self._api.remove_network(network_id)
             except _ENGINE_ERRORS:
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(BUSY_SECONDS)
+            else:
+                return True
 
     def image(self, name: str) -> dict[str, Any] | None:
         """Return what the engine knows about an image it has; None when it has none. Raises SandboxError."""

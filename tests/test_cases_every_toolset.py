@@ -266,19 +266,17 @@ class Task:
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
-ONCE = {"max_turns": 1}  # the model would go on, and be asked for a summary all the same
+ONE_TURN = {"max_total_tokens": 1}  # the budget is used up by then: what is asked for is the call, no last word
 AT_WORK_ELSEWHERE = ("terminal", "file")  # the README's first command has the same model use these
 TASKS = {
-    "web": Task("Search the web for green tea. What is the first result?", "web_search", "A hot drink", ONCE),
+    "web": Task("Search the web for green tea. What is the first result?", "web_search", "A hot drink"),
     "vision": Task("Look at the image http://SITE/pixel.png. What is shown?", "vision_analyze", "a red cat"),
     "image_gen": Task("Make an image of a red cat. Where is the file?", "image_generate", "generated_images/image_"),
-    "moa": Task("Ask several models what cats want most. What do they say?", "mixture_of_agents", "a red cat", ONCE),
-    "browser": Task(
-        "Open the page http://SITE/tea in the browser. What is its title?", "browser_navigate", "Tea", ONCE
-    ),
+    "moa": Task("Ask several models what cats want most. What do they say?", "mixture_of_agents", "a red cat"),
+    "browser": Task("Open the page http://SITE/tea in the browser. What is its title?", "browser_navigate", "Tea"),
     "code_execution": Task("Run this Python script: print(17 * 23). What does it print?", "execute_code", "391"),
-    "todo": Task("Make a todo list with two tasks: buy milk, bake bread.", "todo", "milk", ONCE),
-    "games": Task("Roll the dice. What came up?", "roll_dice", "[6, 4]", {"tools_file": "mine.py", **ONCE}),
+    "todo": Task("Make a todo list with two tasks: buy milk, bake bread.", "todo", "milk"),
+    "games": Task("Roll the dice. What came up?", "roll_dice", "[6, 4]", {"tools_file": "mine.py"}),
     "mcp_shop": Task("What does tea cost in the shop?", "mcp_shop_price", "7 coins", {"mcp_config": "mcp.json"}),
 }
 
@@ -325,10 +323,10 @@ def test_a_small_model_calls_every_toolset(place: Workplace, toolset: str, model
         "MOA_BASE_URL": others,
         "MOA_REFERENCE_MODELS": "one,two",
     }
-    flags = {"distribution": distribution(place, toolset), "max_turns": 2, "max_tokens": 120, **task.flags}
+    flags = {"distribution": distribution(place, toolset), "max_tokens": 120, **ONE_TURN, **task.flags}
     ended = place.ended(place.start(model, **flags), PATIENCE_SECONDS)
-    assert ended.code == 0, ended
     (row,) = place.trajectories()
+    assert (ended.code, row["metadata"]["stop_reason"]) == (1, "budget"), ended
     assert row["toolsets_used"] == [toolset]
     told = [json.dumps(response["content"]) for response in responses(row) if response["name"] == task.tool]
     assert any(task.result in text for text in told), row["conversations"]

@@ -209,11 +209,13 @@ def test_a_full_disk_under_the_sandboxes_is_the_failure_of_these_rollouts(place:
         with ending(inside.start(endpoint.base_url, concurrency=1)) as process:
             wait_until(lambda: prompts_of(endpoint)[-1:] == ["two"], "the second one begins")
             ballast = fill(disk)
+            subprocess.run(["mount", "-o", "remount,nr_inodes=5", disk], check=True)
             assert inside.ended(process).code == 1
         (failed,) = [row for row in inside.rows() if row.get("failed")]
         assert failed["error"]["kind"] == "sandbox"
         assert ENOSPC in failed["error"]["message"]
         ballast.unlink()
+        subprocess.run(["mount", "-o", "remount,nr_inodes=500", disk], check=True)
         assert inside.run(endpoint.base_url, resume=True).code == 0
 
 

@@ -191,11 +191,14 @@ def test_with_a_network_they_do_not_reach_each_other() -> None:
 @pytest.mark.usefixtures("docker")
 def test_the_network_goes_with_its_last_user_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = DockerBackend()
-    name, _ = docker_owners.network()
+    name, labels = docker_owners.network()
     assert not backend.unavailable()
 
     async def main() -> None:
         for _ in range(2):
+            await (await backend.open(SPEC)).close()
+            with api("docker") as client:  # as when two processes make it at the same moment
+                client.create_network(name, labels=labels)
             await (await backend.open(SPEC)).close()
             assert await asyncio.to_thread(backend.sweep) == []
             assert name in networks(), "this process lives"
