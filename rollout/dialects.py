@@ -61,7 +61,7 @@ class Dialect:
         self._host = host_of(config.base_url)
         self._off = config.reasoning_off
         self._options = _options(config, is_openrouter(self._host))
-        self._preamble = b"".join(_encoded(message) + b"," for message in _preamble(config))
+        self._preamble = b",".join(map(_encoded, _preamble(config)))
         self._refused: set[Extra] = set()
         self._tool_texts: dict[str, tuple[ToolDefinition, str]] = {}
 
@@ -78,7 +78,8 @@ class Dialect:
             if "formats" not in self._refused:
                 extras.add("formats")
         parts.append(',"messages":[')
-        body = b"".join(("".join(parts).encode(errors="replace"), self._preamble, said.text, b"]}"))
+        spoken = b",".join(filter(None, (self._preamble, said.text)))
+        body = b"".join(("".join(parts).encode(errors="replace"), spoken, b"]}"))
         return Request(body, frozenset(extras))
 
     def compose_question(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Request:
