@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
@@ -14,6 +16,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": Fal
 
 
 def main() -> None:
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # where Ray notes a cluster's address, and expects a folder
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": sys.argv[1]})
     try:
         nodes = [cluster.head_node, *(cluster.add_node(wait=False, **NODE) for _ in range(2))]
