@@ -16,7 +16,8 @@ import pytest
 from endpoints.script import load_script
 from endpoints.scripted import ScriptedEndpoint
 from rollout.flags import FLAGS, REQUIRED, default_of, text_of
-from tests.program import ROOT, Workplace, answer, terminal
+from tests.endpoints.embedded_model import politely
+from tests.program import ROOT, Workplace, answer, ending, terminal
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MINUTES_10 = 600
@@ -103,22 +104,18 @@ def test_the_first_command_from_nothing(tmp_path: Path) -> None:
     prompts = clone / "data" / "prompts.jsonl"
     prompts.write_text("".join(prompts.read_text(encoding="utf-8").splitlines(keepends=True)[:FEW]), encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    ended = subprocess.run(
-        ["nice", "-n", "19", "sh", "-c", SETUP],
-        cwd=clone,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=2 * MINUTES_10,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    pipe = subprocess.PIPE
+    with politely():
+        process = subprocess.Popen(["sh", "-c", SETUP], cwd=clone, env=env, stdout=pipe, stderr=pipe, text=True)
+    with ending(process):
+        stdout, stderr = process.communicate(timeout=2 * MINUTES_10)
+    assert process.returncode == 0, stdout + stderr
     rows = Workplace(clone).trajectories("my_first_run")
     assert len(rows) == FEW
     for row in rows:
         assert row["completed"]
         assert row["tool_stats"]["terminal"]["count"] + row["tool_stats"]["write_file"]["count"] > 0
-    assert f"Run my_first_run: {FEW} samples" in ended.stdout
+    assert f"Run my_first_run: {FEW} samples" in stdout
 
 
 def test_the_tests_command_is_what_ci_runs() -> None:
