@@ -84,12 +84,12 @@ def test_what_was_cut_short_is_done_and_says_so(place: Workplace) -> None:
 def test_hours_count_over_all_legs(ten: Workplace) -> None:
     with ScriptedEndpoint(endless(delay_seconds=0.1)) as endpoint:
         started = time.monotonic()
-        ended = ten.run(endpoint.base_url, concurrency=2, max_turns=1000, max_hours=1 / 3600)
+        ended = ten.run(endpoint.base_url, concurrency=2, max_turns=1000, max_hours=4 / 3600)
         assert ended.code == 1
-        assert "of 0.0003 hours; a larger --max_hours lets the run go on" in ended.stderr
+        assert "of 0.0011 hours; a larger --max_hours lets the run go on" in ended.stderr
         assert time.monotonic() - started < 20
         asked = len(endpoint.requests)
-        again = ten.run(endpoint.base_url, resume="true", max_hours=1 / 3600)
+        again = ten.run(endpoint.base_url, resume="true", max_hours=4 / 3600)
         assert (again.code, len(endpoint.requests)) == (1, asked)
     assert [leg["rows"] for leg in ten.json("checkpoint.json")["legs"]] == [2, 0]
 

@@ -21,7 +21,7 @@ from tests.program import ROOT, Workplace, answer, ending, terminal
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MINUTES_10 = 600
-FEW = 2  # prompts for the small model: the gate has little time
+FEW = 1  # of the prompts, for the small model: the gate has little time
 
 
 def blocks(language: str) -> list[str]:
@@ -93,7 +93,7 @@ def test_the_library_example(place: Workplace) -> None:
 @pytest.mark.model
 @pytest.mark.timeout(2 * MINUTES_10)
 def test_the_first_command_from_nothing(tmp_path: Path) -> None:
-    """What a newcomer copies, in a clone of its own, with a new virtual environment; with the first few prompts."""
+    """What a newcomer copies, in a clone of its own, with a new virtual environment; with the first prompt."""
     clone = tmp_path / "clone"
     files = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -115,7 +115,7 @@ def test_the_first_command_from_nothing(tmp_path: Path) -> None:
     for row in rows:
         assert row["completed"]
         assert row["tool_stats"]["terminal"]["count"] + row["tool_stats"]["write_file"]["count"] > 0
-    assert f"Run my_first_run: {FEW} samples" in stdout
+    assert f"Run my_first_run: {FEW} sample" in stdout
 
 
 def test_the_tests_command_is_what_ci_runs() -> None:
