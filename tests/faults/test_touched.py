@@ -13,7 +13,7 @@ import pytest
 
 from endpoints.scripted import ScriptedEndpoint
 from tests.faults.test_files import PROMPTS, assert_whole, resumed, run_to_the_end
-from tests.program import Json, Workplace, answer
+from tests.program import Json, Workplace, answer, prompt_of
 
 Put = Callable[[Path], None]
 
@@ -65,33 +65,36 @@ def test_parts_with_damaged_legs_are_merged(place: Workplace) -> None:
     strict(place.run_dir("all") / "statistics.json")
 
 
+CHANGED: list[tuple[str, Any]] = [
+    ("api_calls", float("inf")),
+    ("api_calls", "x"),
+    ("completed", "true"),
+    ("toolsets_used", None),
+    ("metadata.cost_usd", 10**400),
+    ("metadata.duration_seconds", 10**400),
+    ("metadata.usage", {"prompt_tokens": 10**400}),
+    ("metadata.usage", None),
+    ("metadata.model", 5),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("api_calls", float("inf")),
-        ("api_calls", "x"),
-        ("completed", "true"),
-        ("toolsets_used", None),
-        ("metadata.cost_usd", 10**400),
-        ("metadata.duration_seconds", 10**400),
-        ("metadata.usage", {"prompt_tokens": 10**400}),
-        ("metadata.usage", None),
-        ("metadata.model", 5),
-    ],
-)
-def test_a_row_whose_fields_were_changed_is_told_and_runs_again(place: Workplace, field: str, value: Any) -> None:
-    run_to_the_end(place)
-
-    def change(row: Json) -> None:
+def test_rows_whose_fields_were_changed_are_told_and_run_again(place: Workplace) -> None:
+    prompts = [f"{number}: {field}" for number, (field, _) in enumerate(CHANGED)]
+    run_to_the_end(place, [*prompts, "left as it is"])
+    rows = {prompt_of(row): row for row in place.rows()}
+    for prompt, (field, value) in zip(prompts, CHANGED, strict=True):
         *way, name = field.split(".")
-        (row[way[0]] if way else row)[name] = value
-
-    rewrite_row(place, change)
+        (rows[prompt][way[0]] if way else rows[prompt])[name] = value
+    for path in place.run_dir().glob("batch_*.jsonl"):
+        there = [prompt_of(json.loads(line)) for line in path.read_text().splitlines()]
+        path.write_text("".join(f"{json.dumps(rows[prompt])}\n" for prompt in there))
     ended, asked = resumed(place)
-    assert (ended.code, asked) == (0, [PROMPTS[2]])
-    assert f'batch_1.jsonl:1: "{field}" is not what it is in a row of this program; ignored' in ended.stderr
-    assert_whole(place, PROMPTS)
+    assert (ended.code, asked) == (0, prompts)
+    for field, _ in CHANGED:
+        assert f'"{field}" is not what it is in a row of this program; ignored' in ended.stderr
+    assert ended.stderr.count("is not what it is in a row") == len(CHANGED)
+    assert_whole(place, [*prompts, "left as it is"])
     assert_strict(place)
 
 
