@@ -350,7 +350,10 @@ class TestEnd:
                 assert worker.stdout
                 assert worker.stdout.readline() == "up\n"
                 assert SingularityBackend().sweep() == []
-                for pid in keepers(worker.pid):
+                doomed = keepers(worker.pid)
+                assert doomed
+                worker.send_signal(signal.SIGSTOP)  # so that it does not see them die
+                for pid in doomed:
                     os.kill(pid, signal.SIGKILL)
                 worker.kill()
             swept = [line for line in SingularityBackend().sweep() if f".{worker.pid}-" in line]
@@ -389,7 +392,7 @@ class TestEnd:
 def keepers(owner: int) -> list[int]:
     """Return the pids of the shells that look after a worker's instances."""
     listed = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(owner)], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(owner)], capture_output=True, text=True, check=True
     )
     return [int(line.split()[0]) for line in listed.stdout.splitlines() if "instance start" in line]
 
