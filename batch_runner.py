@@ -69,7 +69,7 @@ from rollout.row_index import RowIndex
 from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
 from rollout.samples import Dataset, DatasetError
 from rollout.secrecy import known_secrets, wipe_proc, without_secrets
-from rollout.spawner import LocalSpawner, StartSpawner
+from rollout.spawner import GC_ALLOCATIONS, LocalSpawner, StartSpawner
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
 from sandboxes import keys as sandbox_keys
@@ -341,6 +341,7 @@ class BatchRunner:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, prints the report on stdout and everything else on stderr."""
     gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
     gc.enable()
     resume = resume_command(sys.orig_argv if argv is None else ["python", "batch_runner.py", *argv])
     wipe_proc()

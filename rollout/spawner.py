@@ -35,7 +35,7 @@ WORKER_EXIT_SECONDS = 3.5  # what workers get to close their sandboxes once the 
 _ROOT = Path(__file__).resolve().parent.parent
 _MESSAGE_BYTES = 64
 _PR_SET_PDEATHSIG = 1
-_GC_ALLOCATIONS = 10_000  # between two collections: JSON makes many objects, and hardly a cycle
+GC_ALLOCATIONS = 10_000  # between two collections: JSON makes many objects, and hardly a cycle
 _OPEN_FILES = 16_384  # a rollout that is busy has about seven, and a worker has hundreds of rollouts
 
 
@@ -221,7 +221,7 @@ def main() -> None:
 
     _worker.warm_up()
     gc.freeze()
-    gc.set_threshold(_GC_ALLOCATIONS, 20, 20)
+    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
     gc.enable()
     with socket.socket(fileno=int(sys.argv[-1])) as control:
         _Nursery(control).serve()
