@@ -93,6 +93,7 @@ class Instance:
         self.name = f"{NAME_PREFIX}{re.sub(r'[^A-Za-z0-9_-]', '-', run_name)[:64]}.{folder.root.name}"
         self._program = program()
         self._programs: list[PipedStreams] = []  # those that may run
+        self._keeper_program: PipedStreams | None = None
         self._told = b""
         self._news = asyncio.Event()
         self._gone = asyncio.Event()
@@ -107,7 +108,8 @@ class Instance:
             *(self._program, "instance", "start", *_isolation(self.folder), *_wishes(settings, options, self.folder)),
             *(image, self.name),
         ]
-        connecting = asyncio.ensure_future(self._keeper.connect(self._launch(arguments)))
+        self._keeper_program = self._launch(arguments)
+        connecting = asyncio.ensure_future(self._keeper.connect(self._keeper_program))
         try:
             await asyncio.shield(connecting)
         except asyncio.CancelledError:
@@ -145,7 +147,9 @@ class Instance:
         """Stop it and remove its folder. What takes longer its keeper does alone."""
         if not self._programs:
             return
-        if not self._keeper.is_open:  # somebody has killed it
+        # Its last command may hold its pipes open when somebody has killed it.
+        killed = self._keeper_program is not None and self._keeper_program.has_ended()
+        if killed or not self._keeper.is_open:
             await asyncio.to_thread(self._stop_alone)
         self._keeper.end_input()
         with contextlib.suppress(TimeoutError):
