@@ -13,9 +13,9 @@ import argparse
 from tests.bench.bench_rollouts import FLOOR, OURS, measured, serving
 
 IN_FLIGHT = 32
-TODO_ONLY = "--distribution=todo.json"
+PLAN_ONLY = "--distribution=todo.json"
 COMMANDS = {
-    "this program": OURS.replace("--distribution=terminal_only", TODO_ONLY) + " --max_turns=100000",
+    "this program": OURS.replace("--distribution=terminal_only", PLAN_ONLY) + " --max_turns=100000",
     "bare aiohttp": f"{FLOOR} {{turns}}",
 }
 

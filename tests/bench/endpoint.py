@@ -26,7 +26,7 @@ from tests.bench.limits import REQUEST_TOKENS, Limit
 
 USAGE = {"prompt_tokens": REQUEST_TOKENS - 20, "completion_tokens": 20, "total_tokens": REQUEST_TOKENS}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "echo hello"}'}}
-TODO = {"id": "call_1", "type": "function", "function": {"name": "todo", "arguments": "{}"}}
+PLAN_CALL = {"id": "call_1", "type": "function", "function": {"name": "todo", "arguments": "{}"}}
 HEAVY_MOST_SECONDS = 20.0
 
 
@@ -96,7 +96,7 @@ def _message(asked: dict[str, Any], turns: int) -> tuple[dict[str, Any], str]:
     if sum(message["role"] == "tool" for message in asked["messages"]) >= max(turns, 1):
         return {"role": "assistant", "content": "It said hello.", "reasoning_content": "I see."}, "stop"
     thought = {"role": "assistant", "content": None, "reasoning_content": "Let me see."}
-    return {**thought, "tool_calls": [TODO if turns else CALL]}, "tool_calls"
+    return {**thought, "tool_calls": [PLAN_CALL if turns else CALL]}, "tool_calls"
 
 
 def _chunks(message: dict[str, Any], finish_reason: str) -> bytes:
