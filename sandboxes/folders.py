@@ -72,16 +72,16 @@ def base() -> Path:
     return _private(Path(temporary))
 
 
-def _bases() -> list[Path]:
-    """Return this user's folders of sandboxes: the one on disk, and where there is room in memory the one there."""
+def _bases(room_bytes: int = 0) -> list[Path]:
+    """Return this user's folders of sandboxes: the one on disk, and the one in memory where so much is free there."""
     on_disk = base()
     try:
         room = os.statvfs(_MEMORY)
-        has_room = room.f_bavail * room.f_frsize >= _ROOM_BYTES
+        has_room = room.f_bavail * room.f_frsize >= room_bytes
         if has_room and on_disk.parent != _MEMORY and os.access(_MEMORY, os.W_OK):
             return [on_disk, _private(_MEMORY)]
-    except OSError:
-        pass  # no such thing here: all is on disk
+    except (OSError, SandboxError):
+        pass  # no such thing here, or somebody else has taken the name: all is on disk
     return [on_disk]
 
 
@@ -126,7 +126,7 @@ def _create() -> Folder:
     if me is None:
         raise SandboxError("/proc does not show this process; sandboxes need a mounted /proc")
     name = f"{me.pid}-{me.start_ticks}-{_namespace(me.pid)}-{next(_numbers)}"
-    on_disk, *in_memory = _bases()
+    on_disk, *in_memory = _bases(_ROOM_BYTES)
     folder = Folder(on_disk / name, channel=in_memory[0] / name if in_memory else on_disk / name / "channel")
     try:
         for path in (folder.root, folder.home, folder.tmp, folder.workspace, folder.channel):

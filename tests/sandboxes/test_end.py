@@ -115,6 +115,25 @@ class TestOwnerThatIsKilled:
 
 
 class TestSweep:
+    @pytest.mark.parametrize("taken", [False, True])
+    def test_without_room_in_memory_all_is_on_disk(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, taken: bool
+    ) -> None:
+        monkeypatch.setattr(folders, "_MEMORY", tmp_path)
+        there = tmp_path / f"batch-runner-{os.getuid()}"
+        if taken:
+            there.touch()  # by somebody else, say
+        else:
+            monkeypatch.setattr(folders, "_ROOM_BYTES", 1 << 62)
+            namespace = Path("/proc/self/ns/pid").stat().st_ino
+            (there / f"999999999-1-{namespace}-1").mkdir(parents=True)
+            there.chmod(0o700)
+        with folders.fresh() as mine:
+            assert mine.channel == mine.root / "channel"
+            assert len(folders.sweep()) == (0 if taken else 1)  # what was put there while there was room
+            mine.remove()
+        assert taken or not list(there.iterdir())
+
     def test_folders_of_dead_owners_only(self) -> None:
         namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
         dead = folders.base() / f"999999999-1-{namespace}-1"
