@@ -37,6 +37,10 @@ class Keys:
         """Add one key of ``KEY_BYTES`` bytes."""
         self._bytes += key
 
+    def extend(self, more: Keys) -> None:
+        """Add all keys of another list."""
+        self._bytes += more._bytes
+
 
 def content_key(prompt: str, image: str, cwd: str) -> bytes:
     """Return the key of a sample, or of a row that says its image and cwd; ``prompt`` as ``prompt_text`` gives it."""

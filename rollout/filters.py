@@ -33,27 +33,22 @@ def no_reasoning(row: Mapping[str, Any]) -> bool:
 
 def unknown_tools(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names the row calls that neither the catalogue has nor the row offers; with any it is dropped."""
-    names = _other_tools(row)
-    offered = _offered(row) if names else ()
-    return tuple(name for name in names if name not in offered)
+    return other_tools(row)[1]
 
 
-def added_tools(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names the row calls that are no tools of the program but were offered."""
-    names = _other_tools(row)
-    offered = _offered(row) if names else ()
-    return tuple(name for name in names if name in offered)
+def other_tools(row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names the row calls that are no tools of the program: those it offers, and those that nobody has."""
+    names = dict.fromkeys(name for turn in gpt_turns(row) for name in called_tools(turn) if name not in KNOWN_TOOLS)
+    if not names:
+        return (), ()
+    offered = _offered(row)
+    return tuple(name for name in names if name in offered), tuple(name for name in names if name not in offered)
 
 
 def drop_reason(row: Mapping[str, Any]) -> str:
     """Say why the merge drops a row, for people to read; "" when it stays."""
     names = unknown_tools(row)
     return f"unknown tool: {', '.join(shown_name(name, _NAME_CHARS) for name in names)}" if names else ""
-
-
-def _other_tools(row: Mapping[str, Any]) -> tuple[str, ...]:
-    names = (name for turn in gpt_turns(row) for name in called_tools(turn))
-    return tuple(dict.fromkeys(name for name in names if name not in KNOWN_TOOLS))
 
 
 def _offered(row: Mapping[str, Any]) -> tuple[str, ...]:

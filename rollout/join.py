@@ -30,7 +30,8 @@ from rollout.files import IrregularFileError, RunDirError, explained, open_to_re
 from rollout.jsonl import JsonObject
 from rollout.merge import RowReader
 from rollout.resume import match_rows
-from rollout.row_index import RowIndex, scan_rows
+from rollout.row_index import RowIndex
+from rollout.row_scan import scan_rows
 from rollout.run_dir import CHECKPOINT, DATA, check_run
 from rollout.run_lock import RunLock
 from rollout.samples import Dataset

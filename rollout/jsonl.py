@@ -34,6 +34,11 @@ class Problems:
         if len(self.first) < self.remembered:
             self.first.append(text)
 
+    def extend(self, more: Problems) -> None:
+        """Add those that were found elsewhere."""
+        self.count += more.count
+        self.first += more.first[: self.remembered - len(self.first)]
+
     def lines(self) -> list[str]:
         """Return what to show: the remembered ones, and how many more there were."""
         more = self.count - len(self.first)

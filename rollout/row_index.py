@@ -1,9 +1,7 @@
-"""Where each row is and what it answers: one streaming pass over all batch files, some sixty bytes a row.
+"""Where each row is and what it answers, in some sixty bytes a row; row_scan.py fills it.
 
-Everything a batch file may have suffered is tolerated and told: a line that was cut by a crash or a full disk, junk,
-bytes that are no text, files that are empty or have odd names. No file is ever changed. Rows of the original runner are
-understood: a failed sample's, a tombstone ({prompt_index, discarded, prompt}), rows that do not say where they ran. A
-row of ours whose fields have other types than ours have is junk like any other.
+Rows of the original runner are understood: a failed sample's, a tombstone ({prompt_index, discarded, prompt}), rows
+that do not say where they ran. A row of ours whose fields have other types than ours have is junk like any other.
 """
 
 from __future__ import annotations
@@ -11,21 +9,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
-from rollout.batch_files import batch_name, batch_numbers
 from rollout.budget import row_spending
 from rollout.content import Keys, content_key, placeless_key, prompt_text
-from rollout.files import explained, open_to_read
-from rollout.jsonl import JsonObject, Problems, parse_object, read_lines
+from rollout.jsonl import JsonObject, Problems
 from rollout.row_types import wrong_field
 from rollout.rows import Outcome, outcome
 
 NO_INDEX = -1  # of a row that does not say its prompt_index
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _CODES = {name: code for code, name in enumerate(_OUTCOMES)}
-_BUFFER_BYTES = 1 << 20
 
 
 @dataclass
@@ -75,35 +69,20 @@ class RowIndex:
         self.cost_usd += cost_usd
         self.tokens += tokens
 
-
-def scan_rows(folder: Path) -> RowIndex:
-    """Index the rows of all batch files. Raises RunDirError when one cannot be read."""
-    rows = RowIndex()
-    for batch_num in batch_numbers(folder, rows.problems):
-        _scan_batch(folder, batch_num, rows)
-    return rows
-
-
-def scan_later_rows(folder: Path, first_batch: int, rows: RowIndex) -> None:
-    """Add the rows of batches from ``first_batch`` on, of which ``rows`` must have none. Raises RunDirError."""
-    if len(rows) and rows.batches[-1] >= first_batch:
-        raise ValueError("rows of these batches are indexed already")
-    for batch_num in batch_numbers(folder, Problems()):
-        if batch_num >= first_batch:
-            _scan_batch(folder, batch_num, rows)
-
-
-def _scan_batch(folder: Path, batch_num: int, rows: RowIndex) -> None:
-    path = folder / batch_name(batch_num)
-    with explained(f"read {path}"), open_to_read(path, _BUFFER_BYTES) as file:
-        for number, offset, line in read_lines(file):
-            if line.isspace():
-                continue
-            try:
-                rows.add((batch_num, offset, len(line.rstrip())), parse_object(line))
-            except ValueError as error:
-                what = f"{error}; ignored" if line.endswith(b"\n") else "cut in the middle; its sample runs again"
-                rows.problems.add(f"{path}:{number}: {what}")
+    def extend(self, later: RowIndex) -> None:
+        """Add all rows of an index of later batches, and what was wrong in them."""
+        for own, more in (
+            (self.batches, later.batches),
+            (self.offsets, later.offsets),
+            (self.lengths, later.lengths),
+            (self.indices, later.indices),
+        ):
+            own.extend(more)
+        self.keys.extend(later.keys)
+        self.codes.extend(later.codes)
+        self.problems.extend(later.problems)
+        self.cost_usd += later.cost_usd
+        self.tokens += later.tokens
 
 
 def _row_key(row: JsonObject) -> bytes:

@@ -33,7 +33,8 @@ from rollout.files import (
 from rollout.jsonl import JsonObject, Problems
 from rollout.merge import TRAJECTORIES, MergeReport, MergeRules, merge_rows
 from rollout.resume import Match
-from rollout.row_index import RowIndex, scan_later_rows, scan_rows
+from rollout.row_index import RowIndex
+from rollout.row_scan import scan_later_rows, scan_rows
 from rollout.run_lock import LOCK_FILES, RunLock
 
 __all__ = ["DATA", "RunDir", "RunDirError", "check_run"]

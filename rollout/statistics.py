@@ -20,7 +20,7 @@ from math import ceil
 from typing import Any
 
 from rollout.amounts import amount, count
-from rollout.filters import NO_REASONING, UNKNOWN_TOOL, added_tools, reasoning_turns, unknown_tools
+from rollout.filters import NO_REASONING, UNKNOWN_TOOL, other_tools, reasoning_turns
 from rollout.messages import Usage
 from rollout.rows import DISCARDED, ERROR, Outcome, outcome, saved_tool_stats
 
@@ -227,15 +227,14 @@ class RunStatistics:
         self.failure_examples.setdefault(kind, str(known.get("message", ""))[:_MESSAGE_CHARS])
 
     def _add_tools(self, row: Mapping[str, Any]) -> None:
-        added = added_tools(row)
+        added, unknown = other_tools(row)
         of_added = saved_tool_stats(row, added) if added else {}
         for name, stats in {**of_added, **_mapping(row.get("tool_stats"))}.items():
             if isinstance(stats, dict) and stats.get("count"):
                 _add_counts(self.tools.setdefault(name, ToolCounts()), stats)
-        names = unknown_tools(row)
-        if names:
+        if unknown:
             self.filtered_prompts.append(count(row.get("prompt_index")))
-        self.unknown_tools.update(list(dict.fromkeys(name[:_NAME_CHARS] for name in names)))
+            self.unknown_tools.update(list(dict.fromkeys(name[:_NAME_CHARS] for name in unknown)))
 
 
 def percent(part: int, whole: int) -> float:

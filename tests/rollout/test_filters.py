@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollout.filters import added_tools, drop_reason, no_reasoning, reasoning_turns, unknown_tools
+from rollout.filters import drop_reason, no_reasoning, other_tools, reasoning_turns, unknown_tools
 from rollout.messages import AssistantMessage, Message, ToolCall, ToolDefinition, ToolMessage, UserMessage
 from rollout.trajectory import conversations
 
@@ -73,11 +73,11 @@ def test_tools_that_the_row_itself_offers_are_known_there() -> None:
     calls: list[Message] = [UserMessage("q"), call("mcp_x_add"), call("mcp_x_sub"), call("terminal")]
     ours = {"conversations": conversations("q", calls, offered)}
     assert unknown_tools(ours) == ("mcp_x_sub",)
-    assert added_tools(ours) == ("mcp_x_add",)
+    assert other_tools(ours) == (("mcp_x_add",), ("mcp_x_sub",))
     assert drop_reason({"conversations": ours["conversations"][1:]}) == "unknown tool: mcp_x_add, mcp_x_sub"
     for system in ("", "<tools>\n[", "<tools>\n{}\n</tools>", '<tools>\n[1, {}, {"name": 7}]\n</tools>'):
         odd = [{"from": "system", "value": system}, *ours["conversations"][1:]]
-        assert added_tools({"conversations": odd}) == ()
+        assert other_tools({"conversations": odd}) == ((), ("mcp_x_add", "mcp_x_sub"))
 
 
 def test_the_originals_rows_are_judged_by_their_conversation() -> None:

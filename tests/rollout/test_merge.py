@@ -14,7 +14,7 @@ from rollout.files import RunDirError
 from rollout.jsonl import JsonObject
 from rollout.merge import Fate, MergeReport, MergeRules, merge_rows
 from rollout.resume import match_rows
-from rollout.row_index import scan_rows
+from rollout.row_scan import scan_rows
 from tests.rollout.run_files import Row, a_failure, a_row, an_original_row, keys_of, line, write_batch
 
 

@@ -16,7 +16,7 @@ from rollout.merge import MergeRules, merge_rows
 from rollout.messages import AssistantMessage, Failure, Message, ToolCall, ToolMessage, UserMessage
 from rollout.original_rows import complete_row
 from rollout.resume import match_rows
-from rollout.row_index import scan_rows
+from rollout.row_scan import scan_rows
 from rollout.row_types import wrong_field
 from rollout.rows import NoResult, Row, RowFacts, build_row, discarded_row, encode_row
 from rollout.samples import Sample

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollout.resume import match_rows
-from rollout.row_index import scan_rows
+from rollout.row_scan import scan_rows
 from rollout.run_dir import RunDir, RunDirError, check_run
 from tests.rollout.run_files import a_row, keys_of, line, open_run, write_batch
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.row_index import scan_rows
+from rollout.row_scan import scan_rows
 from rollout.run_dir import RunDir, RunDirError
 from tests.rollout.run_files import a_row, line, open_run
 

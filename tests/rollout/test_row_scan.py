@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import signal
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rollout.content import ANYWHERE, PROMPT_BYTES, content_key, placeless_key
 from rollout.files import RunDirError
-from rollout.row_index import NO_INDEX, RowIndex, scan_rows
+from rollout.row_index import NO_INDEX, RowIndex
+from rollout.row_scan import scan_rows
 from tests.rollout.run_files import Row, a_failure, a_row, an_original_row, line, write_batch
 
 
@@ -170,3 +176,84 @@ def test_no_file_is_changed(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match=r"cannot read .*gone: No such file or directory"):
         scan_rows(tmp_path / "gone")
+
+
+# Many rows: helpers read a part of them
+
+ODDITIES: list[Row | bytes] = [b"junk", b"", b'{"prompt_index": 1}', b"\xff", b'{"conversations": [{"from": "human"']
+
+
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=7))
+def test_rows_that_helpers_read_are_found_as_any_others(tmp_path: Path, batches: list[list[int]]) -> None:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    for number, codes in enumerate(batches):
+        rows = [ODDITIES[code] if code < len(ODDITIES) else a_row(code, f"prompt {code}") for code in codes]
+        write_batch(folder, number * number, [row for row in rows if row])
+    alone, shared = scan_rows(folder), scan_rows(folder, worth_sharing_bytes=1)
+    assert [shared.keys[row] for row in range(len(shared))] == [alone.keys[row] for row in range(len(alone))]
+    assert {**vars(shared), "keys": 0} == {**vars(alone), "keys": 0}
+
+
+def test_what_a_helper_cannot_read_is_told_here(tmp_path: Path) -> None:
+    for number in range(8):
+        write_batch(tmp_path, number, [a_row(number, "a" * 999)])
+    (tmp_path / "batch_7.jsonl").unlink()
+    (tmp_path / "batch_7.jsonl").symlink_to("/proc/self/mem")  # a file for all one can see
+    with pytest.raises(RunDirError, match=r"cannot read .*batch_7.jsonl: "):
+        scan_rows(tmp_path, worth_sharing_bytes=1)
+
+
+def many_rows(folder: Path) -> None:
+    write_batch(folder, 0, [a_row(0, "short")])
+    write_batch(folder, 1, [a_row(number, f"{number}" * 1000) for number in range(3000)])
+
+
+@contextmanager
+def soon(do: Callable[[], None]) -> Iterator[None]:
+    """Do something in this process, wherever it is, after a tenth of a second."""
+    before = signal.signal(signal.SIGALRM, lambda _number, _frame: do())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()]
+
+
+needs_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core has nobody to share with")
+
+
+@needs_cores
+def test_helpers_end_when_they_are_no_longer_waited_for(tmp_path: Path) -> None:
+    many_rows(tmp_path)
+    others = children()
+
+    def stop() -> None:
+        assert len(children()) > len(others)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), soon(stop):  # as with Ctrl-C in the middle of a long scan
+        scan_rows(tmp_path, worth_sharing_bytes=1)
+    assert children() == others
+
+
+@needs_cores
+def test_what_a_killed_helper_had_to_read_is_read_here(tmp_path: Path) -> None:
+    many_rows(tmp_path)
+    others = children()
+    killed: list[int] = []
+
+    def kill() -> None:
+        killed.extend(set(children()) - set(others))
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    with soon(kill):
+        index = scan_rows(tmp_path, worth_sharing_bytes=1)
+    assert killed
+    assert list(index.indices) == [0, *range(3000)]
