@@ -291,7 +291,7 @@ class BatchRunner:
             resume_command=self.resume_command,
             interrupted=bool(self.interrupt.count),
             stopped=leg.stopped,
-            out_of_budget=bool(leg.stopped) and leg.stopped == leg.budget.met(),
+            out_of_budget=leg.out_of_budget,
             cut=leg.cut,
             skipped_lines=dataset.skipped,
             masked_secrets=leg.masked,

@@ -101,10 +101,16 @@ class Budget:
             for bound, limit in self._limits()
         )
 
-    @property
-    def costs_nothing(self) -> bool:
-        """Whether money is bounded though the endpoint names none: then it bounds nothing."""
-        return bool(self.config.max_cost_usd and self._done and self._ended.tokens and not self._ended.cost_usd)
+    def bounds_nothing(self) -> str:
+        """Return which bound has no effect, since the endpoint does not tell what it is about; "" when all have."""
+        if not self._done:
+            return ""
+        if self.config.max_total_tokens and not self._ended.tokens:
+            return "the endpoint does not say what it took, so --max_total_tokens bounds nothing; --max_hours does"
+        if self.config.max_cost_usd and not self._ended.cost_usd:
+            other = "max_total_tokens" if self._ended.tokens else "max_hours"
+            return f"the endpoint does not say what requests cost, so --max_cost_usd bounds nothing; --{other} does"
+        return ""
 
     def _in_all(self, bound: _Bound) -> float | None:
         """Return what all will have cost; None while that cannot be known."""

@@ -67,7 +67,7 @@ def prompt_text(value: Any) -> str:
     if isinstance(value, str):
         text = value
     elif isinstance(value, bool | int | float):
-        text = json.dumps(value, allow_nan=False)
+        text = _number_text(value)
     elif isinstance(value, list):
         text = "\n".join(_part_text(part) for part in value)
     elif value is None:
@@ -77,6 +77,13 @@ def prompt_text(value: Any) -> str:
     if not text or text.isspace():
         raise ValueError('"prompt" is empty')
     return clean_text(text)
+
+
+def _number_text(value: float) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError('"prompt" is a number that JSON does not have, or one with too many digits') from None
 
 
 def _part_text(part: Any) -> str:

@@ -59,6 +59,8 @@ class Source:
     @classmethod
     def find(cls, name: str, data: Path = DATA) -> Self:
         """Return the run of this name in ``data/``, or in this folder. Raises JoinError."""
+        if not name:
+            raise JoinError("--merge names no run: give run names or folders, comma-separated")
         folder = Path(name) if "/" in name else data / name
         if not folder.is_dir():
             raise JoinError(f"--merge: there is no run folder {folder}")
@@ -87,7 +89,7 @@ def recorded_flags(names: str) -> dict[str, str]:
 
     Raises JoinError.
     """
-    first = Source.find(names.split(",", maxsplit=1)[0].strip())
+    first = Source.find(next(filter(None, map(str.strip, names.split(","))), ""))
     flags = {"dataset_file": first.past.dataset.get("path"), "batch_size": first.past.config.get("batch_size")}
     return {name: str(value) for name, value in flags.items() if value is not None}
 

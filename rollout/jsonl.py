@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
-from rollout.texts import clean_json
+from rollout.texts import clean_json, number_problem
 
 JsonObject = dict[str, Any]
 MAX_LINE_BYTES = 1 << 29
@@ -81,5 +81,7 @@ def _parse_patiently(line: bytes) -> Any:
         raise ValueError("not valid UTF-8") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error.msg}, column {error.colno})") from None
+    except ValueError as error:
+        raise ValueError(number_problem(error)) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 PLACEHOLDER_KEY = "no-key"  # for local servers that ask for none; clients refuse to send an empty one
+_ROUTE = "/chat/completions"
 _OPENROUTER_DOMAIN = "openrouter.ai"
 
 
@@ -24,6 +25,8 @@ def host_of(base_url: str) -> str:
         raise ValueError(f"base_url {base_url!r}: must be http://host[:port]/path or https://host[:port]/path")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("base_url: must hold no user name, password, query or fragment; the key goes in --api_key")
+    if parts.path.rstrip("/").endswith(_ROUTE):
+        raise ValueError(f"base_url {base_url!r}: leave out {_ROUTE}, which is added to it")
     return host.rstrip(".").lower()
 
 
@@ -40,10 +43,14 @@ def key_variable(host: str) -> str:
 def api_key_for(host: str, explicit: str | None, environ: Mapping[str, str]) -> str:
     """Return the key to send to a host: the explicit one, else its variable's, else a placeholder.
 
-    Raises ValueError, without showing the key, when it holds what an HTTP header cannot carry.
+    Raises ValueError when there is none for openrouter.ai, which always wants one, and, without showing the key, when
+    it holds what an HTTP header cannot carry.
     """
     variable = key_variable(host)
-    key = (explicit or "").strip() or environ.get(variable, "").strip() or PLACEHOLDER_KEY
+    key = (explicit or "").strip() or environ.get(variable, "").strip()
+    if not key and is_openrouter(host):
+        raise ValueError(f"no key for {host}: set {variable}, or pass --api_key or another --base_url")
+    key = key or PLACEHOLDER_KEY
     if not (key.isascii() and key.isprintable() and " " not in key):
         source = "--api_key" if (explicit or "").strip() else variable
         raise ValueError(f"{source} holds characters no API key has (spaces, line breaks or letters outside ASCII)")

@@ -43,11 +43,12 @@ class Leg:
     cost_usd: float = 0.0
     masked: int = 0
     stopped: str = ""  # why the dispatch ended early
+    out_of_budget: bool = False  # that is why
     cut: int = 0  # rollouts that ended early because the budget was used up
     budget: Budget = field(init=False)
     _hopeless: int = 0
     _budget_met: bool = False
-    _told_no_cost: bool = False
+    _told_no_bound: bool = False
     _left_in_batch: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +62,7 @@ class Leg:
         seconds = self.checkpoint.past_seconds
         self.budget = Budget(self.config, Spending(rows.cost_usd, rows.tokens, seconds), len(pending))
         self.stopped = self.budget.met()
+        self.out_of_budget = bool(self.stopped)
         return not self.stopped
 
     def run(self, pending: array[int], pool: Pool) -> None:
@@ -126,6 +128,7 @@ class Leg:
         met = self.budget.met()
         if met and not self._budget_met:
             self._budget_met = True
+            self.out_of_budget = not self.stopped
             self.stopped = self.stopped or met
             self.console.log("warning", f"nothing more is begun, and what runs ends after its turn: {met}")
             pool.finish_turns()
@@ -175,10 +178,9 @@ class Leg:
         self.cost_usd += known["cost_usd"]
         tokens = known["prompt_tokens"] + known["completion_tokens"]
         self.budget.record(known["cost_usd"], tokens, done=known["outcome"] != "failed")
-        if self.budget.costs_nothing and not self._told_no_cost:
-            self._told_no_cost = True
-            text = "the endpoint does not say what requests cost, so --max_cost_usd bounds nothing"
-            self.console.log("warning", f"{text}; --max_total_tokens does")
+        if not self._told_no_bound and (untold := self.budget.bounds_nothing()):
+            self._told_no_bound = True
+            self.console.log("warning", untold)
 
     def _words(self, pool: Pool) -> str:
         pace = pool.pacer.words if pool.pacer else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from json import JSONDecodeError
 from typing import Any
 
 from rollout.amounts import MAX_AMOUNT, MAX_ANSWER_TOKENS, MAX_ANSWER_USD, amount
@@ -80,6 +81,8 @@ def refusal(status: int, body: bytes, location: str = "") -> TryError:
     except ValueError:
         title = _TITLE.search(text)
         words = title[1] if title else text
+    if status == 404 and "model" not in words.lower():  # noqa: PLR2004 - no such path, rather than no such model
+        return _error(status, "HTTP 404 (is the base_url whole? most end in /v1)", words)
     return _error(status, f"HTTP {status}", words)
 
 
@@ -193,10 +196,10 @@ def read_arguments(raw: Any) -> tuple[JsonObject, str]:
     """Return the arguments object of a call and ``""``; or ``{"_raw": text}`` and what is wrong with it."""
     if isinstance(raw, str) and raw.strip():
         try:
-            value = parse_json(raw)
+            value = parse_json(raw, strict_numbers=True)
         except ValueError as error:
-            whole = raw.rstrip().endswith(("}", "]"))
-            return {"_raw": raw}, f"no valid JSON ({error})" if whole else CUT
+            cut = isinstance(error, JSONDecodeError) and not raw.rstrip().endswith(("}", "]"))
+            return {"_raw": raw}, CUT if cut else f"no valid JSON ({error})"
     else:
         value = None if isinstance(raw, str) else raw
     if value is None and (not isinstance(raw, str) or raw.strip() in ("", "null")):

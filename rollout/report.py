@@ -95,7 +95,7 @@ def _head(report: RunReport) -> Iterator[str]:
         yield _line("not run", report.not_run, "run with --resume")
     yield _line("trajectories", report.statistics.kept, "")
     if report.skipped_lines:
-        yield _line("skipped lines", report.skipped_lines, "of the dataset, which hold no prompt")
+        yield _line("skipped lines", report.skipped_lines, "of the dataset, which hold no usable sample")
     if report.masked_secrets:
         yield _line("masked", report.masked_secrets, "key-shaped strings in tool results")
 
@@ -173,7 +173,8 @@ def _last_line(report: RunReport) -> Iterator[str]:
     left += [f"{_number(report.cut)} cut short by the budget (kept)"] if report.cut else []
     interrupted = "Interrupted: " if report.interrupted else ""
     how = "resume with" if not report.out_of_budget else "raise the budget's bound and resume with"
-    yield f"{interrupted}{', '.join(left)} of {_many(report.samples, 'sample')}; {how}: {report.resume_command}"
+    what_to_do = f"{how}: {report.resume_command}" if report.failed or report.not_run else "nothing is left to run"
+    yield f"{interrupted}{', '.join(left)} of {_many(report.samples, 'sample')}; {what_to_do}"
 
 
 def _line(label: str, count: int, words: str) -> str:

@@ -16,18 +16,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from posixpath import normpath
 from types import TracebackType
 from typing import Any, Self
 
 from rollout.content import Keys, content_key, prompt_text
 from rollout.jsonl import JsonObject, Problems, parse_object, read_lines
 from rollout.secrecy import MASK
-from rollout.texts import clean_text
+from rollout.texts import clean_text, one_line
 from rollout.trajectory import json_text
 
 _ASKED = ("prompt", "image", "docker_image", "cwd")
 _BLOCK_BYTES = 1 << 20
 _REASONS_SHOWN = 3
+_SHOWN_CHARS = 40
 
 
 class DatasetError(Exception):
@@ -191,7 +193,15 @@ def _asked(row: JsonObject) -> tuple[str, str, str]:
     """Return (prompt, image, cwd) of a line. Raises ValueError with the reason when it is unusable."""
     if "prompt" not in row:
         raise ValueError('no "prompt"')
-    return prompt_text(row["prompt"]), _text(row, "image") or _text(row, "docker_image"), _text(row, "cwd")
+    return prompt_text(row["prompt"]), _text(row, "image") or _text(row, "docker_image"), _place(row)
+
+
+def _place(row: JsonObject) -> str:
+    """Return the working folder. Raises ValueError when it is a relative one outside the sandbox's own."""
+    cwd = _text(row, "cwd")
+    if not cwd.startswith("/") and ".." in normpath(cwd).split("/"):
+        raise ValueError(f'"cwd" {one_line(cwd, _SHOWN_CHARS)!r} leads out of the sandbox')
+    return cwd
 
 
 def _text(row: JsonObject, name: str) -> str:
@@ -199,7 +209,7 @@ def _text(row: JsonObject, name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ValueError(f'"{name}" must be text, not {json.dumps(value, default=str)[:40]}')  # noqa: TRY004 - as above
+        raise ValueError(f'"{name}" must be text, not {json.dumps(value, default=str)[:_SHOWN_CHARS]}')  # noqa: TRY004 - as above
     return clean_text(value) if value.strip() else ""
 
 

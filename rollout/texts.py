@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from typing import Any
+from typing import Any, NoReturn
 
 MAX_JSON_DEPTH = 64  # deeper values break encoders further down the road
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -46,17 +46,40 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+def _finite_or_refuse(text: str) -> float:
+    number = _finite(text)
+    return _refuse(text) if number is None else number
+
+
 # Raw control characters inside strings are let through, as many servers send them; NaN, Infinity and 1e999 become null.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None, parse_float=_finite)
+_STRICT_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse, parse_float=_finite_or_refuse)
 
 
-def parse_json(text: str) -> Any:
-    """Parse and clean JSON text. Raises ValueError (JSONDecodeError among them), whatever the text."""
+def parse_json(text: str, *, strict_numbers: bool = False) -> Any:
+    """Parse and clean JSON text. Raises ValueError (JSONDecodeError among them), whatever the text.
+
+    With ``strict_numbers`` also for NaN, Infinity and numbers too large for a float.
+    """
     try:
-        return clean_json(_DECODER.decode(text))
+        return clean_json((_STRICT_DECODER if strict_numbers else _DECODER).decode(text))
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise ValueError(number_problem(error)) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def number_problem(error: ValueError) -> str:
+    """Return what is wrong with a number, in words for people; Python's own for long ones are for programmers."""
+    text = str(error)
+    return "a number with more digits than any reader takes" if "set_int_max_str_digits" in text else text
 
 
 def dump_json(value: Any) -> str:

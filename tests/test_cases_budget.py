@@ -67,7 +67,8 @@ def test_running_rollouts_end_after_their_turn_and_are_kept(ten: Workplace) -> N
         assert row["metadata"]["stop_reason"] == "budget"
         assert row["conversations"][-1]["from"] == "tool", "the turn's results are there"
     assert len(ten.trajectories()) == 4
-    assert ended.last_line.startswith("6 not run, 4 cut short by the budget (kept) of 10 samples; resume with: ")
+    told = "6 not run, 4 cut short by the budget (kept) of 10 samples; raise the budget's bound and resume with: "
+    assert ended.last_line.startswith(told)
 
 
 def test_what_was_cut_short_is_done_and_says_so(place: Workplace) -> None:
@@ -75,7 +76,7 @@ def test_what_was_cut_short_is_done_and_says_so(place: Workplace) -> None:
     with ScriptedEndpoint(endless()) as endpoint:
         ended = place.run(endpoint.base_url, max_turns=1000, max_total_tokens=5000)
         assert ended.code == 1
-        assert "1 cut short by the budget (kept) of 1 sample" in ended.last_line
+        assert ended.last_line == "1 cut short by the budget (kept) of 1 sample; nothing is left to run"
         asked = len(endpoint.requests)
         assert place.run(endpoint.base_url, resume="true", max_total_tokens=5000).code == 0, "nothing is left to do"
         assert len(endpoint.requests) == asked

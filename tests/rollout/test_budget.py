@@ -46,6 +46,22 @@ def test_small_budgets_are_told_with_their_decimals() -> None:
     assert budget(Spending(seconds=18), 1, max_hours=0.01).words() == "0.0050 of 0.0100 hours"
 
 
+def test_bounds_of_what_the_endpoint_does_not_tell_bound_nothing() -> None:
+    told = budget(Spending(), 2, max_cost_usd=1, max_total_tokens=100)
+    assert told.bounds_nothing() == "", "nothing is known yet"
+    told.record(0.1, 10, done=True)
+    assert told.bounds_nothing() == ""
+    free = budget(Spending(), 2, max_cost_usd=1)
+    free.record(0.0, 10, done=True)
+    assert free.bounds_nothing().endswith("so --max_cost_usd bounds nothing; --max_total_tokens does")
+    silent = budget(Spending(), 2, max_cost_usd=1)
+    silent.record(0.0, 0, done=True)
+    assert silent.bounds_nothing().endswith("so --max_cost_usd bounds nothing; --max_hours does")
+    uncounted = budget(Spending(), 2, max_total_tokens=1)
+    uncounted.record(0.1, 0, done=True)
+    assert uncounted.bounds_nothing().endswith("took, so --max_total_tokens bounds nothing; --max_hours does")
+
+
 def test_what_is_left_of_a_budget_met_before_is_nothing() -> None:
     assert budget(Spending(tokens=100), 1, max_total_tokens=100).met()
     assert not budget(Spending(tokens=99), 1, max_total_tokens=100).met()

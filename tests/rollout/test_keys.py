@@ -33,6 +33,12 @@ def test_without_a_key_there_is_a_placeholder() -> None:
     assert api_key_for("127.0.0.1", "", {"OPENROUTER_API_KEY": "x", "OPENAI_API_KEY": " "}) == PLACEHOLDER_KEY
 
 
+def test_openrouter_without_a_key_is_refused() -> None:
+    for host in ("openrouter.ai", "eu.openrouter.ai"):
+        with pytest.raises(ValueError, match=f"no key for {host}: set OPENROUTER_API_KEY, or pass --api_key"):
+            api_key_for(host, " ", {"OPENAI_API_KEY": "x", "OPENROUTER_API_KEY": " "})
+
+
 @pytest.mark.parametrize("key", ["two words", "new\nline", "clé"])
 def test_a_key_no_header_can_carry_is_refused_unseen(key: str) -> None:
     with pytest.raises(ValueError, match="--api_key holds characters") as caught:
@@ -70,6 +76,8 @@ def test_host_of(base_url: str, host: str) -> None:
         "https://user:pass@host/v1",
         "https://host/v1?key=1",
         "https://openrouter.ai@evil.example/v1",
+        "https://host/v1/chat/completions",
+        "https://host/v1/chat/completions/",
     ],
 )
 def test_what_is_no_endpoint(base_url: str) -> None:

@@ -94,6 +94,16 @@ def test_samples_that_were_not_run_are_left_to_do() -> None:
     assert (stopped.exit_code, stopped.failed) == (1, 1)
 
 
+def test_what_the_budget_cut_short_is_told_with_what_can_be_done_about_it() -> None:
+    cut: dict[str, Any] = {"stopped": "the budget is used up", "out_of_budget": True, "cut": 1}
+    bounded = report(row(), not_run=2, **cut)
+    left = "2 not run, 1 cut short by the budget (kept) of 3 samples"
+    assert last_line(bounded) == f"{left}; raise the budget's bound and resume with: {RESUME}"
+    all_begun = report(row(), **cut)
+    assert last_line(all_begun) == "1 cut short by the budget (kept) of 1 sample; nothing is left to run"
+    assert all_begun.exit_code == 1
+
+
 def test_an_interrupted_run() -> None:
     interrupted = report(row(), not_run=1, interrupted=True)
     assert last_line(interrupted) == f"Interrupted: 1 not run of 2 samples; resume with: {RESUME}"

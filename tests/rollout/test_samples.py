@@ -100,6 +100,12 @@ def test_what_becomes_of_a_prompt(tmp_path: Path, prompt: bytes, text: str) -> N
         ({"prompt": "x", "image": 7}, '"image" must be text, not 7'),
         ({"prompt": "x", "docker_image": ["a"]}, '"docker_image" must be text, not ["a"]'),
         ({"prompt": "x", "cwd": False}, '"cwd" must be text, not false'),
+        ({"prompt": "x", "cwd": ".."}, "\"cwd\" '..' leads out of the sandbox"),
+        (
+            {"prompt": "x", "cwd": "a/../../b"},
+            "\"cwd\" 'a/../../b' leads out of the sandbox",
+        ),
+        ({"prompt": "x", "cwd": "./../b"}, "\"cwd\" './../b' leads out of the sandbox"),
         (b"[]", "not a JSON object"),
         (b'"prompt"', "not a JSON object"),
         (b"null", "not a JSON object"),
@@ -117,7 +123,15 @@ def test_unusable_lines_are_told(tmp_path: Path, row: bytes | Any, reason: str) 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-1e999", b"9" * 5000])
 def test_numbers_that_are_no_text_are_told(tmp_path: Path, number: bytes) -> None:
-    assert warning_of(tmp_path, b'{"prompt": %b}' % number)
+    assert warning_of(tmp_path, b'{"prompt": %b}' % number) in (
+        '"prompt" is a number that JSON does not have, or one with too many digits',
+        "a number with more digits than any reader takes",
+    )
+
+
+@pytest.mark.parametrize("cwd", ["sub", "./a/../b", "/app", "..a/b..", "a/.."])
+def test_folders_of_the_sandbox_are_taken(tmp_path: Path, cwd: str) -> None:
+    assert samples_of(save(tmp_path, {"prompt": "x", "cwd": cwd}))[0].cwd == cwd
 
 
 def test_many_warnings_are_counted_and_not_all_kept(tmp_path: Path) -> None:

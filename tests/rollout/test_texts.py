@@ -52,6 +52,17 @@ def test_numbers_json_has_not_become_null() -> None:
     assert parse_json("[NaN, Infinity, -Infinity, 1e999, 1.5]") == [None, None, None, None, 1.5]
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_json_has_not_are_refused_where_that_is_asked_for(number: str) -> None:
+    with pytest.raises(ValueError, match=f"{number} is no number in JSON"):
+        parse_json(f"[{number}]", strict_numbers=True)
+
+
+def test_numbers_that_are_too_long_are_told_for_people() -> None:
+    with pytest.raises(ValueError, match="a number with more digits than any reader takes"):
+        parse_json("9" * 5000)
+
+
 def test_raw_line_breaks_in_strings_are_let_through() -> None:
     assert parse_json('{"a": "x\ny"}') == {"a": "x\ny"}
 
