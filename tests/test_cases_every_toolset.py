@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ ADDED_TOOLSETS = ("games", "mcp_shop")
 PROMPT = "use everything"
 MERGING = "Several models have answered"
 TOOLS_FILE = """
+import asyncio
+
 from tools.base import ToolContext, tool
 
 
 @tool("games")
 async def roll_dice(context: ToolContext) -> dict:
     '''Roll the dice.'''
+    await asyncio.sleep(0.3)
     return {"rolled": [6, 4]}
 """
 MCP_SERVER = """
@@ -253,7 +256,7 @@ def load(datasets: Any, folder: Path, files: list[str]) -> Any:
     return datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(folder / "cache"))
 
 
-# A real model, a small one: a toolset at a time, since what it is shown takes it a while to read
+# A real model, a small one: all toolsets at once, since what it has been shown once it need not read again
 
 
 @dataclass(frozen=True)
@@ -263,10 +266,10 @@ class Task:
     prompt: str
     tool: str
     result: str
-    flags: Mapping[str, Any] = field(default_factory=dict)
 
 
 ONE_TURN = {"max_total_tokens": 1}  # the budget is used up by then: what is asked for is the call, no last word
+WORK_SECONDS = 0.5  # of tools that have time: the end of the budget is known before their result is
 AT_WORK_ELSEWHERE = ("terminal", "file")  # the README's first command has the same model use these
 TASKS = {
     "web": Task("Search the web for green tea. What is the first result?", "web_search", "A hot drink"),
@@ -276,8 +279,8 @@ TASKS = {
     "browser": Task("Open the page http://SITE/tea in the browser. What is its title?", "browser_navigate", "Tea"),
     "code_execution": Task("Run this Python script: print(17 * 23). What does it print?", "execute_code", "391"),
     "todo": Task("Make a todo list with two tasks: buy milk, bake bread.", "todo", "milk"),
-    "games": Task("Roll the dice. What came up?", "roll_dice", "[6, 4]", {"tools_file": "mine.py"}),
-    "mcp_shop": Task("What does tea cost in the shop?", "mcp_shop_price", "7 coins", {"mcp_config": "mcp.json"}),
+    "games": Task("Roll the dice. What came up?", "roll_dice", "[6, 4]"),
+    "mcp_shop": Task("What does tea cost in the shop?", "mcp_shop_price", "7 coins"),
 }
 
 
@@ -296,7 +299,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def others() -> Iterator[str]:
     """The base URL of the models that the tools ask."""
-    lines = [reply(to="auxiliary", content="a red cat"), reply(to="images", image="")]
+    lines = [
+        reply(to="auxiliary", content="a red cat", delay_seconds=WORK_SECONDS),
+        reply(to="images", image="", delay_seconds=WORK_SECONDS),
+    ]
     with ScriptedEndpoint(lines) as endpoint:
         yield endpoint.base_url
 
@@ -323,11 +329,12 @@ def test_a_small_model_calls_every_toolset(place: Workplace, toolset: str, model
         "MOA_BASE_URL": others,
         "MOA_REFERENCE_MODELS": "one,two",
     }
-    flags = {"distribution": distribution(place, toolset), "max_tokens": 120, **ONE_TURN, **task.flags}
+    drawn = distribution(place, *(name for name in TASKS if name not in ADDED_TOOLSETS))
+    flags = {"distribution": drawn, "tools_file": "mine.py", "mcp_config": "mcp.json", "max_tokens": 120, **ONE_TURN}
     ended = place.ended(place.start(model, **flags), PATIENCE_SECONDS)
     assert ended.code in (0, 1), ended  # the last word may have been asked for before the budget was noticed
     (row,) = place.trajectories()
-    assert row["toolsets_used"] == [toolset]
+    assert sorted(row["toolsets_used"]) == sorted(TASKS)
     told = [json.dumps(response["content"]) for response in responses(row) if response["name"] == task.tool]
     assert any(task.result in text for text in told), row["conversations"]
     if toolset in OWN_TOOLSETS:
