@@ -24,7 +24,7 @@ from statistics import median
 START_REQUESTS = 8.0
 MAX_ROLLOUTS = 1024
 MAX_WAIT_SECONDS = 120.0  # of what an endpoint asks for
-_RATE_SECONDS = 10.0  # over which requests are counted: endpoints save up what was not used for a while
+_RATE_SECONDS = 5.0  # over which requests are counted: long enough for what an endpoint saved up not to count much
 _HEARD_SECONDS = 0.1  # after which all workers, busy ones too, send no more than the last cut allows
 _SOON_SECONDS = 1.0  # a refusal so soon after a cut means that the limit is far below
 _TELLING_SPREAD = 0.7  # the bound that was met at always the same place is the true one, the other is left alone
@@ -43,7 +43,10 @@ _NEAR = 0.99  # of where the limit was seen: up to there growth is quick
 _QUICK = 0.7  # of what is missing, each second
 _CREEP = 0.008  # of growth a second beyond
 _CREEP_GROWTH = 0.5  # of that, with every second that nobody minds
+_CREEP_ANSWERS = 20.0  # a second; where fewer come, it grows in proportion, for each refusal weighs more among them
 _BOLD_CREEP = 0.03
+_UNSURE_CREEP = 0.1
+_SURE_ANSWERS = 20  # fewer before the first refusal say next to nothing of where the limit is
 _MAX_CREEP = 0.2
 _USED = 0.85  # of a bound must be in use for it to be raised
 _SLOWER = 2.0  # times the best answer time: growth must be worth it from here on
@@ -103,26 +106,34 @@ class _Bound:
         self._limit = inf
         self._creep = _CREEP
 
-    def cut(self, measured: float, *, again: bool) -> None:
-        """Go below where ``measured`` was, and further when a refusal came just before: ``again``."""
+    def cut(self, measured: float, *, again: bool, unsure: bool = False) -> None:
+        """Go below where ``measured`` was, and further when a refusal came just before: ``again``.
+
+        ``unsure``: it was measured in next to nothing, and may be far below the limit.
+        """
         least = self._floor if self.value == inf else max(self.value * _WORST, self._floor)
         limit = min(self.value, max(measured, least))
         factor = _LATER_CUT if self.known and not again else _FIRST_CUT
         self.value = max(limit * factor, self._floor)
         # Cuts that follow each other at once may have gone too far: what was measured is no limit to be wary of.
+        unsure = unsure and not self.known
         self.known, self._limit, self._creep = True, self.value if again else limit, _BOLD_CREEP if again else _CREEP
+        if unsure:
+            self._limit, self._creep = self.value, _UNSURE_CREEP
 
     def found(self, limit: float) -> None:
         """Take a limit that is certain, wherever it was thought to be."""
         self.value = max(limit * _LATER_CUT, self._floor)
         self.known, self._limit, self._creep = True, limit, _CREEP
 
-    def grow(self, seconds: float) -> None:
-        """Nobody minded, though all of it was used."""
+    def grow(self, seconds: float, answers: float) -> None:
+        """Nobody minded, though all of it was used: so many requests in these seconds."""
         missing = _NEAR * self._limit - self.value
         if missing > 0:
             self.value += max(missing * min(_QUICK * seconds, 1.0), 0.002 * self.value * seconds)
         else:
+            if self._creep < _BOLD_CREEP:
+                seconds = min(seconds, answers / _CREEP_ANSWERS)
             self.value *= 1 + min(self._creep * seconds, 0.25)
             self._creep = min(self._creep * (1 + _CREEP_GROWTH * seconds), _MAX_CREEP)
 
@@ -217,20 +228,23 @@ class Controller:
         again = now - self._cut_at < _SOON_SECONDS
         since = max(now - _RATE_SECONDS, self._cut_at) if self._rate.known else now - 2 * _SOON_SECONDS
         per_second = _per_second(self._accepted, since, now)
+        unsure = self._accepted_since(since) < _SURE_ANSWERS
         most_open = self._most_open()
         taken_before = most_open < _USED * max(most for _, most in self._taken)
         self._met.append((most_open, per_second))
         open_spread, rate_spread = (_spread(values) for values in zip(*self._met, strict=True))
         open_tells = len(self._met) == _TELLING_TIMES and most_open >= _FEW and open_spread <= _SAME_PLACE < rate_spread
+        cuts_open = not taken_before and open_spread <= rate_spread / _TELLING_SPREAD
         if open_tells:
             self._rate = _unbounded()
             self._requests.found(most_open)
-        elif not taken_before and open_spread <= rate_spread / _TELLING_SPREAD:
-            self._requests.cut(most_open, again=again)
+        elif cuts_open:
+            self._requests.cut(most_open, again=again, unsure=unsure)
         # Open requests bound the rate as well, so they are cut first, unless they are too few to be cut by a little.
         needed = self._rate.known or again or taken_before or most_open < _FEW
-        if needed and not open_tells and rate_spread <= open_spread / _TELLING_SPREAD:
-            self._rate.cut(per_second, again=again)
+        rate_tells = needed and rate_spread <= open_spread / _TELLING_SPREAD
+        if not open_tells and (rate_tells or not cuts_open):
+            self._rate.cut(per_second, again=again, unsure=unsure)
         self._cut_at = now
         self._why = "the endpoint's limit"
 
@@ -240,10 +254,11 @@ class Controller:
             return
         most_open = self._most_open()
         if self._requests.known:
+            per_second = _per_second(self._accepted, now - _SOON_SECONDS, now)
             if most_open >= min(_USED * self._requests.value, self._requests.value - 1):
-                self._requests.grow(passed)
-            if _per_second(self._accepted, now - _SOON_SECONDS, now) >= _USED * self._rate.value:
-                self._rate.grow(passed)
+                self._requests.grow(passed, per_second * passed)
+            if per_second >= _USED * self._rate.value:
+                self._rate.grow(passed, per_second * passed)
         elif most_open < _USED * self._requests.value * self._busy_share:
             return
         elif now - self._stepped_at >= max(_MIN_STEP_SECONDS, self._typical_seconds()):

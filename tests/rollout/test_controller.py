@@ -28,6 +28,8 @@ LIMITS: dict[str, tuple[Callable[[], Limit], Latency, float]] = {  # what it min
     "50 a second": (lambda: Bucket(lambda _: 50, 50), about(0.1), 50),
     "20 a second, slow": (lambda: Bucket(lambda _: 20, 20), about(1.0), 20),
     "100 a second, quick": (lambda: Bucket(lambda _: 100, 20), about(0.05), 100),
+    "50 in each second": (lambda: Window(1, 50), about(0.05), 50),
+    "20 a second, nothing saved up": (lambda: Bucket(lambda _: 20, 5), about(0.3), 20),
     "100 a second, says when": (lambda: Bucket(lambda _: 100, 100, says_when=True), skewed(2.0), 100),
 }
 
@@ -38,6 +40,13 @@ def test_it_stays_just_below_a_limit_nobody_told_it(name: str) -> None:
     run = Run(limit(), latency, seconds=120).play()
     assert run.rate(30, 120) >= 0.9 * capacity
     assert run.refused_share < 0.02
+
+
+@pytest.mark.parametrize(("per_second", "share"), [(2, 0.06), (5, 0.04), (10, 0.02)])
+def test_a_slow_endpoint_is_not_asked_again_and_again_for_more(per_second: int, share: float) -> None:
+    run = Run(Bucket(lambda _: per_second, per_second), about(0.05), seconds=120).play()
+    assert run.rate(0, 120) >= 0.9 * per_second
+    assert run.refused_share < share
 
 
 def test_what_was_saved_up_for_a_minute_is_used_and_then_the_rate_is_kept() -> None:
