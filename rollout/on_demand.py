@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from sandboxes import BACKENDS
@@ -20,6 +20,7 @@ class SandboxOnDemand:
     kind: str
     spec: SandboxSpec
     places: PlaceQueue | None = None  # of bounded backends
+    turns: asyncio.Semaphore | None = None  # to be made, of sandboxes that are the work of this machine's processors
     started: Callable[[float], None] = lambda _seconds: None  # told how long it took to make, without the wait
     _making: asyncio.Task[Sandbox] | None = None
     _place: Place | None = None
@@ -58,7 +59,8 @@ class SandboxOnDemand:
         return sandbox
 
     async def _timed(self, backend: Backend) -> Sandbox:
-        began = time.monotonic()
-        sandbox = await backend.open(self.spec)
-        self.started(time.monotonic() - began)
-        return sandbox
+        async with self.turns or nullcontext():
+            began = time.monotonic()
+            sandbox = await backend.open(self.spec)
+            self.started(time.monotonic() - began)
+            return sandbox

@@ -39,6 +39,7 @@ from tools.base import ToolContext, ToolLimits
 from tools.services import Services
 from toolsets import Distribution, draw
 
+MADE_AT_ONCE = 4  # sandboxes of a worker: more would be ready at the same moment, all late, and so would their requests
 RETRIES_TOLD_SECONDS = 30.0
 Log = Callable[[str, str], None]  # level, text
 
@@ -58,6 +59,7 @@ class Stage:
     sandbox: str  # the backend of samples without an image
     image_sandbox: str  # that of samples with one
     places: PlaceQueue | None  # for sandboxes of which there are only so many at once
+    turns: asyncio.Semaphore  # for sandboxes that keep this machine's processors busy while they are made
     secrets: tuple[str, ...]
     limits: ToolLimits
     log: Log
@@ -90,6 +92,7 @@ class Stage:
             sandbox=settings["sandbox"],
             image_sandbox=settings["image_sandbox"],
             places=PlaceQueue(Path(settings["places"])) if settings["places"] else None,
+            turns=asyncio.Semaphore(MADE_AT_ONCE),
             secrets=tuple(settings["secrets"]),
             limits=ToolLimits(**settings["limits"]),
             log=log,
@@ -136,7 +139,8 @@ class Session:
         self.drawn = draw(stage.distribution, stage.config.seed, sample_key(sample))
         self.kind = stage.image_sandbox if sample.image else stage.sandbox
         spec = SandboxSpec(stage.config.run_name, rollout_id(stage.config.run_name, sample), sample.image, sample.cwd)
-        self.sandbox = SandboxOnDemand(self.kind, spec, stage.places, stage.gate.sandbox_started)
+        turns = None if isinstance(BACKENDS[self.kind], ImageBackend) else stage.turns
+        self.sandbox = SandboxOnDemand(self.kind, spec, stage.places, turns, stage.gate.sandbox_started)
         usable = [name for name in self.drawn if name not in stage.unavailable]
         self.tools = ToolContext(self.sandbox.open, stage.limits, stage.services, log=stage.log)
         names = offered(usable, stage.missing, stage.catalogue)

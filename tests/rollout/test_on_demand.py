@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,29 @@ def test_sandboxes_without_a_bound_need_no_place() -> None:
         held.give_back()
 
     with_places(1, body)
+
+
+def test_sandboxes_are_made_in_turn() -> None:
+    """The first is ready long before the last, and one that fails or is given up leaves its turn to the next."""
+
+    async def main() -> None:
+        turns = asyncio.Semaphore(2)
+        started: list[float] = []
+        bad = SandboxOnDemand("local", replace(SPEC, cwd="/no/such/folder"), turns=turns)
+        demands = [SandboxOnDemand("local", SPEC, turns=turns, started=started.append) for _ in range(20)]
+        for demand in (bad, *demands):
+            demand.begin()
+        await asyncio.sleep(0)
+        await demands.pop(0).close()
+        await demands.pop().close()
+        with pytest.raises(SandboxError, match="/no/such/folder"):
+            await bad.open()
+        await demands[0].open()
+        assert len(started) < 10
+        for demand in demands:
+            first = await demand.open()
+            assert (await first.exec("echo hello", timeout_seconds=MINUTE)).output == "hello\n"
+            await demand.close()
+        assert len(started) >= len(demands)
+
+    asyncio.run(main())
