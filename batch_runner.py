@@ -54,7 +54,7 @@ from rollout.extras import ExtrasError
 from rollout.filters import drop_reason
 from rollout.flags import UsageError, checked_words, help_text, switch, to_config, words_of
 from rollout.join import JoinError, check_target, join, joined_config, locked_sources
-from rollout.keys import PLACEHOLDER_KEY, api_key_for, host_of
+from rollout.keys import PLACEHOLDER_KEY, api_key_for, host_of, missing_key
 from rollout.leftovers import clean, sweep
 from rollout.leg import Leg
 from rollout.menu import distributions_text
@@ -124,6 +124,8 @@ class BatchRunner:
                 self.config = self.config.model_copy(update={"model": own_model})
             key = self._explicit_key() if own_model else self._api_key(self.config.base_url)
             self.console.secrets = tuple(known_secrets(os.environ, [key, *plan.extras.secrets]))
+            if not self.config.resume:  # which may find that nothing is left to ask
+                self._check_key()
             self._check_run()
             with self._executor() as start_spawner:
                 run_dir = RunDir.open(self.config.run_name, resume=self.config.resume)
@@ -197,6 +199,7 @@ class BatchRunner:
 
     def _work(self, plan: Plan, start_spawner: StartSpawner, leg: Leg, pending: array[int]) -> None:
         """Run the pending samples in worker processes."""
+        self._check_key()
         kinds = {plan.sandbox, plan.image_sandbox}
         if swept := sweep(kinds):
             self.console.log("info", f"removed {len(swept)} sandboxes that a dead run had left behind")
@@ -312,6 +315,12 @@ class BatchRunner:
             return api_key_for(host_of(base_url), self._explicit_key(), os.environ)
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+    def _check_key(self) -> None:
+        """Raise UsageError when the endpoint is one that refuses whoever has no key."""
+        base_url = self.config.base_url
+        if "://" in base_url and (problem := missing_key(host_of(base_url), self._api_key(base_url))):
+            raise UsageError(problem)
 
     def _explicit_key(self) -> str:
         return self.config.api_key.get_secret_value() if self.config.api_key else ""

@@ -43,15 +43,18 @@ def key_variable(host: str) -> str:
 def api_key_for(host: str, explicit: str | None, environ: Mapping[str, str]) -> str:
     """Return the key to send to a host: the explicit one, else its variable's, else a placeholder.
 
-    Raises ValueError when there is none for openrouter.ai, which always wants one, and, without showing the key, when
-    it holds what an HTTP header cannot carry.
+    Raises ValueError, without showing the key, when it holds what an HTTP header cannot carry.
     """
     variable = key_variable(host)
-    key = (explicit or "").strip() or environ.get(variable, "").strip()
-    if not key and is_openrouter(host):
-        raise ValueError(f"no key for {host}: set {variable}, or pass --api_key or another --base_url")
-    key = key or PLACEHOLDER_KEY
+    key = (explicit or "").strip() or environ.get(variable, "").strip() or PLACEHOLDER_KEY
     if not (key.isascii() and key.isprintable() and " " not in key):
         source = "--api_key" if (explicit or "").strip() else variable
         raise ValueError(f"{source} holds characters no API key has (spaces, line breaks or letters outside ASCII)")
     return key
+
+
+def missing_key(host: str, key: str) -> str:
+    """Say what to do when nothing can be asked of this host with the key it would get; "" when that may do."""
+    if key != PLACEHOLDER_KEY or not is_openrouter(host):
+        return ""
+    return f"no key for {host}: set {key_variable(host)}, or pass --api_key or another --base_url"

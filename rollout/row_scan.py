@@ -16,6 +16,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from rollout.secrecy import without_secrets
 
 WORTH_SHARING_BYTES = 64 << 20  # a helper needs a third of a second to start
 _MAX_READERS = 8
+_PATIENCE = 3.0  # times what this process took for a share as large; a helper that takes longer is stuck
+_LEAST_PATIENCE_SECONDS = 30.0
 _BUFFER_BYTES = 1 << 20
 _ROOT = Path(__file__).resolve().parent.parent
 _PR_SET_PDEATHSIG = 1
@@ -54,13 +57,16 @@ def scan_later_rows(folder: Path, first_batch: int, rows: RowIndex) -> None:
 def _scan(folder: Path, batches: Sequence[int], rows: RowIndex, worth_sharing_bytes: int) -> None:
     own, *others = _shares(folder, batches, worth_sharing_bytes) or [[]]
     with ExitStack() as helpers:
-        shared = [(share, helpers.enter_context(_Helper.start(folder, share))) for share in others]
+        shared = [(share, _started(folder, share, helpers)) for share in others]
+        began = time.monotonic()
         _scan_batches(folder, own, rows)
+        patience = max(_PATIENCE * (time.monotonic() - began), _LEAST_PATIENCE_SECONDS)
         for share, helper in shared:
-            if found := helper.rows():
-                rows.extend(found)
-            else:
+            found = helper.rows(patience) if helper else None
+            if found is None:
                 _scan_batches(folder, share, rows)
+            else:
+                rows.extend(found)
 
 
 def _shares(folder: Path, batches: Sequence[int], worth_sharing_bytes: int) -> list[list[int]]:
@@ -94,6 +100,14 @@ def _scan_batch(folder: Path, batch_num: int, rows: RowIndex) -> None:
                 rows.problems.add(f"{path}:{number}: {what}")
 
 
+def _started(folder: Path, batches: Sequence[int], helpers: ExitStack) -> _Helper | None:
+    """Return a helper that ends with the stack; None where no process can be had."""
+    try:
+        return helpers.enter_context(_Helper.start(folder, batches))
+    except OSError:
+        return None
+
+
 @dataclass
 class _Helper:
     """A process that indexes some of the batches; leaving the context ends it."""
@@ -113,9 +127,12 @@ class _Helper:
         )
         return cls(process)
 
-    def rows(self) -> RowIndex | None:
-        """Wait for what it found; None when it failed."""
-        told, _ = self.process.communicate()
+    def rows(self, patience_seconds: float) -> RowIndex | None:
+        """Wait for what it found; None when it failed, or took too long."""
+        try:
+            told, _ = self.process.communicate(timeout=patience_seconds)
+        except subprocess.TimeoutExpired:
+            return None
         return pickle.loads(told) if self.process.returncode == 0 else None  # noqa: S301 - our own process wrote it
 
     def __enter__(self) -> Self:
@@ -133,7 +150,7 @@ def help_out() -> None:
     folder, parent, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        return  # it died before it could take this process along
+        sys.exit(1)  # it died before it could take this process along
     rows = RowIndex()
     batches = [batch_num for batch_num in batch_numbers(folder, Problems()) if first <= batch_num <= last]
     _scan_batches(folder, batches, rows)

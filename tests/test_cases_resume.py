@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from endpoints.scripted import ScriptedEndpoint
-from tests.program import Ended, Json, Workplace, answer, prompt_of, prompts_of, reply, script, turns
+from tests.program import Ended, Json, Workplace, answer, prompt_of, prompts_of, reply, script, terminal, turns
 
 ANSWER = [answer("four")]
 
@@ -205,3 +205,22 @@ def test_a_prompt_that_holds_the_key_is_done_when_it_was_answered(place: Workpla
         again = place.run(endpoint.base_url, api_key="lm-studio-2", resume=True)
     assert (first.code, again.code, len(endpoint.requests)) == (0, 0, 2)
     assert [prompt_of(row) for row in place.trajectories()] == ["How do I start ***?", "another"]
+
+
+def test_what_needs_no_answer_needs_no_key(place: Workplace) -> None:
+    """The default endpoint wants one: a finished run is merged again without, nothing else is begun without."""
+    place.dataset(["one"])
+    openrouter = "https://openrouter.ai/api/v1"
+    fresh = place.run(openrouter)
+    assert (fresh.code, "no key for openrouter.ai: set OPENROUTER_API_KEY" in fresh.stderr) == (2, True)
+    assert not place.run_dir().exists()
+    with ScriptedEndpoint([terminal("echo hi"), answer("done")]) as endpoint:
+        assert place.run(endpoint.base_url).code == 0
+    (place.run_dir() / "trajectories.jsonl").unlink()
+    again = place.run(openrouter, resume="true")
+    assert again.code == 0, again
+    assert len(place.trajectories()) == 1
+    place.dataset(["one", "two"])
+    more = place.run(openrouter, resume="true")
+    assert (more.code, "no key for openrouter.ai" in more.stderr) == (2, True)
+    assert len(place.rows()) == 1

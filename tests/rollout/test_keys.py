@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.keys import PLACEHOLDER_KEY, api_key_for, host_of, is_openrouter, key_variable
+from rollout.keys import PLACEHOLDER_KEY, api_key_for, host_of, is_openrouter, key_variable, missing_key
 
 ENVIRON = {"OPENROUTER_API_KEY": "for-openrouter", "OPENAI_API_KEY": "for-others"}
 
@@ -33,10 +33,12 @@ def test_without_a_key_there_is_a_placeholder() -> None:
     assert api_key_for("127.0.0.1", "", {"OPENROUTER_API_KEY": "x", "OPENAI_API_KEY": " "}) == PLACEHOLDER_KEY
 
 
-def test_openrouter_without_a_key_is_refused() -> None:
+def test_openrouter_always_wants_a_key() -> None:
     for host in ("openrouter.ai", "eu.openrouter.ai"):
-        with pytest.raises(ValueError, match=f"no key for {host}: set OPENROUTER_API_KEY, or pass --api_key"):
-            api_key_for(host, " ", {"OPENAI_API_KEY": "x", "OPENROUTER_API_KEY": " "})
+        key = api_key_for(host, " ", {"OPENAI_API_KEY": "x", "OPENROUTER_API_KEY": " "})
+        assert missing_key(host, key).startswith(f"no key for {host}: set OPENROUTER_API_KEY, or pass --api_key")
+        assert missing_key(host, "mine") == ""
+    assert missing_key("localhost", PLACEHOLDER_KEY) == ""
 
 
 @pytest.mark.parametrize("key", ["two words", "new\nline", "clé"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rollout.content import ANYWHERE, PROMPT_BYTES, content_key, placeless_key
 from rollout.files import RunDirError
 from rollout.row_index import NO_INDEX, RowIndex
-from rollout.row_scan import scan_rows
+from rollout.row_scan import _Helper, scan_rows
 from tests.rollout.run_files import Row, a_failure, a_row, an_original_row, line, write_batch
 
 
@@ -257,3 +257,11 @@ def test_what_a_killed_helper_had_to_read_is_read_here(tmp_path: Path) -> None:
         index = scan_rows(tmp_path, worth_sharing_bytes=1)
     assert killed
     assert list(index.indices) == [0, *range(3000)]
+
+
+def test_a_helper_that_is_stuck_is_not_waited_for(tmp_path: Path) -> None:
+    many_rows(tmp_path)
+    with _Helper.start(tmp_path, [0, 1]) as helper:
+        os.kill(helper.process.pid, signal.SIGSTOP)
+        assert helper.rows(patience_seconds=0.2) is None
+    assert helper.process.returncode == -signal.SIGKILL
