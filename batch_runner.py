@@ -6,7 +6,7 @@
 
 The stages, each taking the last one's value: flags → config → plan (the door) → run folder and what it already holds →
 rows → trajectories and statistics → report → exit code. Nothing is written, started or sent before the door is passed.
-Nothing imports this file: worker processes start from rollout/spawner.py.
+Nothing imports this file: worker processes start from rollout/spawner.py, which the command forks before its run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from rollout.row_index import RowIndex
 from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
 from rollout.samples import Dataset, DatasetError
 from rollout.secrecy import known_secrets, wipe_proc, without_secrets
-from rollout.spawner import GC_ALLOCATIONS, LocalSpawner, StartSpawner
+from rollout.spawner import GC_ALLOCATIONS, LocalSpawner, StartSpawner, forked_early
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
 from sandboxes import keys as sandbox_keys
@@ -99,12 +99,14 @@ class BatchRunner:
         console: Console | None = None,
         interrupt: Interrupt | None = None,
         resume_command: str = "the same RunConfig with resume=True",
+        start_spawner: StartSpawner = LocalSpawner.start,
     ) -> None:
         self.config = config
         self.asked_model = config.model  # what --model said; an endpoint of ours may answer as another
         self.console = console or Console(quiet=True)
         self.interrupt = interrupt or Interrupt()
         self.resume_command = resume_command
+        self.start_spawner = start_spawner
         self.distribution_name = ""  # where it has been read
         self.started = time.monotonic()
 
@@ -135,7 +137,7 @@ class BatchRunner:
     def _executor(self) -> Iterator[StartSpawner]:
         """Have what starts workers, where the run wants them. Raises PreflightError."""
         if self.config.executor == "local":
-            yield LocalSpawner.start
+            yield self.start_spawner
             return
         from rollout.ray_spawner import ray_cluster  # noqa: PLC0415 - for who asks for it
 
@@ -382,8 +384,9 @@ def _command(argv: list[str], console: Console, resume: str) -> int:
     config = to_config(typed)
     console.verbose = config.verbose
     interrupt = Interrupt()
-    catch_signals(interrupt, unwind=True)
-    report = BatchRunner(config, console, interrupt, resume).run()
+    with forked_early() as start_spawner:
+        catch_signals(interrupt, unwind=True)
+        report = BatchRunner(config, console, interrupt, resume, start_spawner).run()
     told = console.answer(render(report).rstrip("\n"))
     return report.exit_code or (EXIT_DONE if told else EXIT_INCOMPLETE)
 

@@ -4,8 +4,13 @@ Importing the openai client takes most of a second; forking takes milliseconds, 
 spawner has no threads and holds nothing of any run: it only forks and reaps. It ends when its control socket is closed,
 that is, with the parent; its workers then see their own sockets close and end themselves.
 
+The command forks its spawner from itself, before it has threads or files or has read anything: what both import is then
+imported once. Anybody else's process may be in any state, so there the spawner is a program of its own; so is one that
+takes the place of another.
+
 Control socket (SOCK_SEQPACKET): the parent sends a worker's number with one file descriptor, the worker's socket. There
-is no answer: a worker tells its pid itself, and its socket closes when it ends or was never born.
+is no answer: a worker tells its pid itself, and its socket closes when it ends or was never born. To a forked spawner
+the run's log file is sent first, and until then it sleeps.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import faulthandler
 import gc
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -22,8 +28,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -35,6 +41,10 @@ WORKER_EXIT_SECONDS = 3.5  # what workers get to close their sandboxes once the 
 _ROOT = Path(__file__).resolve().parent.parent
 _MESSAGE_BYTES = 64
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_SPAWNER_NAME, _WORKER_NAME = b"rollout.spawner", b"rollout.worker"  # for ps and top; the kernel takes 15 bytes
+_libc = ctypes.CDLL(None)
+_LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GC_ALLOCATIONS = 10_000  # between two collections: JSON makes many objects, and hardly a cycle
 _OPEN_FILES = 16_384  # a rollout that is busy has about seven, and a worker has hundreds of rollouts
 
@@ -68,12 +78,44 @@ class Spawner(Protocol):
 StartSpawner: TypeAlias = "Callable[[IO[bytes] | int], Spawner]"  # given the run's log file
 
 
+class _Child(Protocol):
+    """The parent's hand on a process of its own; subprocess.Popen is one."""
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class _Forked:
+    """A process that was forked from this one."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def send_signal(self, sig: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, sig)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, once. Raises subprocess.TimeoutExpired."""
+        if not select.select([self._pidfd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("the spawner", timeout or 0)
+        os.close(self._pidfd)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 @dataclass
 class LocalSpawner:
     """The parent's hand on the spawner process."""
 
     control: socket.socket
-    process: subprocess.Popen[bytes]
+    process: _Child
 
     @classmethod
     def start(cls, log_file: IO[bytes] | int = subprocess.DEVNULL) -> LocalSpawner:
@@ -82,10 +124,12 @@ class LocalSpawner:
         What it or a dying worker prints goes to ``log_file``. Variables that look like secrets do not reach it.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from rollout.spawner import main; main()"
+        code = (
+            f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from rollout.spawner import main; main({theirs.fileno()})"
+        )
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno())],
+                [sys.executable, "-c", code],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
@@ -119,6 +163,65 @@ class LocalSpawner:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+@contextmanager
+def forked_early() -> Iterator[StartSpawner]:
+    """Fork a spawner from this process now, and have what starts it. One that is never started ends with the context.
+
+    Only for a process without threads that holds nothing of a run yet, and reads nothing more from its stdin.
+    """
+    sleeping: list[LocalSpawner] = []
+    with suppress(OSError):  # then it is told when a spawner is really wanted
+        sleeping.append(_fork_spawner())
+
+    def start(log_file: IO[bytes] | int = subprocess.DEVNULL) -> LocalSpawner:
+        if sleeping:
+            spawner = sleeping.pop()
+            try:
+                _send_log(spawner.control, log_file)
+            except OSError:  # it has died in its sleep
+                spawner.close()
+            else:
+                return spawner
+        return LocalSpawner.start(log_file)
+
+    try:
+        yield start
+    finally:
+        for spawner in sleeping:
+            spawner.close()
+
+
+def _fork_spawner() -> LocalSpawner:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)  # our handlers are not for the child
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become_spawner(theirs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return LocalSpawner(ours, _Forked(pid))
+
+
+def _become_spawner(control: socket.socket) -> None:
+    """Be in the fork what a program of its own would be: no secrets, no open files, no terminal."""
+    with _no_way_back():
+        os.setsid()  # Ctrl-C at a terminal reaches the parent alone
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        os.dup2(control.fileno(), 3, inheritable=False)
+        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        for name in os.environ.keys() - without_secrets(os.environ).keys():
+            del os.environ[name]
+        main(3, asleep=True)
+
+
+def _send_log(control: socket.socket, log_file: IO[bytes] | int) -> None:
+    with open(os.devnull, "r+b") as nothing:  # noqa: PTH123 (a device)
+        log = nothing if isinstance(log_file, int) else log_file
+        socket.send_fds(control, [b"log"], [nothing.fileno(), log.fileno(), log.fileno()])
 
 
 @dataclass
@@ -182,13 +285,20 @@ class _Nursery:
 def _become_worker(descriptor: int) -> None:
     from rollout.worker import main as worker_main  # noqa: PLC0415 - already imported; here it is only looked up
 
-    code = 1
-    try:
+    with _no_way_back():
+        _libc.prctl(_PR_SET_NAME, _WORKER_NAME, 0, 0, 0)
         os.setsid()  # a worker and its sandboxes are no part of anybody's process group
         worker_main(socket.socket(fileno=descriptor))
+
+
+@contextmanager
+def _no_way_back() -> Iterator[None]:
+    """End the process with the block, for it is a fork: no finalizer of its parent's may run in it."""
+    code = 1
+    try:
+        yield
         code = 0
     finally:
-        # No finalizers of the spawner's may run in a fork of it.
         try:
             if error := sys.exception():
                 traceback.print_exception(error)
@@ -209,19 +319,32 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def main() -> None:
-    """Run the spawner on the control socket whose number is the last argument."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # to see the parent's end, though it is stopped
-    faulthandler.enable()  # what crashes leaves a trace in the run's log
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+def main(descriptor: int, *, asleep: bool = False) -> None:
+    """Run the spawner on the control socket of this number; ``asleep``: the run's log file comes first."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # to see the parent's end, though it is stopped
+    _libc.prctl(_PR_SET_NAME, _SPAWNER_NAME, 0, 0, 0)
+    for number in _LEFT_TO_THE_PARENT:
         signal.signal(number, leave_it_to_the_parent)
-    allow_open_files()
-    gc.disable()  # saves a tenth of the imports; what they made is then kept out of every later collection
-    import rollout.worker as _worker  # noqa: PLC0415 - this is the import that is paid once
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
+    with socket.socket(fileno=descriptor) as control:
+        if asleep and not _wake(control):
+            return
+        faulthandler.enable()  # what crashes leaves a trace in the run's log
+        allow_open_files()
+        gc.disable()  # saves a tenth of the imports; what they made is then kept out of every later collection
+        import rollout.worker as _worker  # noqa: PLC0415 - this is the import that is paid once
 
-    _worker.warm_up()
-    gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
-    gc.enable()
-    with socket.socket(fileno=int(sys.argv[-1])) as control:
+        _worker.warm_up()
+        gc.freeze()
+        gc.set_threshold(GC_ALLOCATIONS, 20, 20)
+        gc.enable()
         _Nursery(control).serve()
+
+
+def _wake(control: socket.socket) -> bool:
+    """Wait for what becomes stdin, stdout and stderr; False when nothing was wanted."""
+    message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return bool(message)

@@ -8,7 +8,6 @@ failure, with its traceback in the run's log; the others go on.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -185,7 +184,6 @@ async def _serve(connection: socket.socket, prepare: Prepare) -> None:
 def warm_up() -> None:
     """Import what every rollout needs; done once, in the process that workers are forked from."""
     Stage.warm_up()
-    gc.collect()
 
 
 def main(connection: socket.socket, prepare: Prepare = dict) -> None:

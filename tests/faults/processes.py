@@ -24,6 +24,7 @@ class Process:
     pid: int
     parent: int
     command: str
+    name: str = ""
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         with suppress(ProcessLookupError):
@@ -66,16 +67,18 @@ def below_me() -> list[Process]:
 
 def spawner(program: int) -> Process:
     """The process that forks the workers of this program."""
-    (found,) = [each for each in below(program) if each.parent == program and "rollout.spawner" in each.command]
+    (found,) = [each for each in below(program) if each.parent == program and each.name == "rollout.spawner"]
     return found
+
+
+def spawners() -> list[Process]:
+    """The spawners of all programs that run, and of those that are dead."""
+    return [process for process in below_me() if process.name == "rollout.spawner"]
 
 
 def workers() -> list[Process]:
     """The workers of all programs that run, and of those that are dead."""
-    forked = [process for process in below_me() if "rollout.spawner" in process.command]
-    pids = {process.pid for process in forked}
-    spawners = {process.parent for process in forked} & pids
-    return [process for process in forked if process.parent in spawners or process.parent == os.getpid()]
+    return [process for process in below_me() if process.name == "rollout.worker"]
 
 
 def assert_gone(processes: Callable[[], list[Process]], within_seconds: float = GONE_SECONDS) -> None:
@@ -116,8 +119,9 @@ def _pids() -> Iterator[int]:
 
 def _read(pid: int) -> Process | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        head, _, rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return None
-    return None if fields[0] in b"ZX" else Process(pid, int(fields[1]), command)
+    fields, name = rest.split(), head.partition(b" (")[2].decode(errors="replace")
+    return None if fields[0] in b"ZX" else Process(pid, int(fields[1]), command, name)

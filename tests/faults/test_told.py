@@ -92,10 +92,9 @@ def test_a_fault_of_the_program_is_one_line_and_a_traceback_in_the_log(place: Wo
     broken = place.path / "broken"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(
-        "import sys\nif 'rollout.spawner' in str(sys.orig_argv):\n"
-        "    import rollout.rows\n"
-        "    def fails(*_): raise ZeroDivisionError('broken')\n"
-        "    import rollout.session\n    rollout.session.build_row = fails\n"
+        "import rollout.rows\n"
+        "def fails(*_): raise ZeroDivisionError('broken')\n"
+        "import rollout.session\nrollout.session.build_row = fails\n"
     )
     place.env["PYTHONPATH"] = os.pathsep.join([str(broken), str(Path(__file__).resolve().parents[2])])
     with ScriptedEndpoint([answer("1")]) as endpoint:

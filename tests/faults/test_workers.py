@@ -18,7 +18,16 @@ import pytest
 
 from endpoints.scripted import ScriptedEndpoint
 from rollout.pool import SILENCE_SECONDS
-from tests.faults.processes import Process, below, below_me, private_kib, sandboxes, spawner, wait_for_workers, workers
+from tests.faults.processes import (
+    Process,
+    below,
+    private_kib,
+    sandboxes,
+    spawner,
+    spawners,
+    wait_for_workers,
+    workers,
+)
 from tests.faults.recorded import outcomes
 from tests.program import Workplace, answer, ending, prompts_of, terminal, wait_until
 
@@ -108,10 +117,6 @@ def test_workers_that_are_killed_at_random_lose_nothing(place: Workplace) -> Non
     assert ended.code == (1 if "worker_died" in ends.values() else 0)
     assert len(place.trajectories()) == Counter(ends.values())["done"]
     wait_until(lambda: not sandboxes(place), "the sandboxes of dead workers are gone", 5)
-
-
-def spawners() -> list[Process]:
-    return [process for process in below_me() if "rollout.spawner" in process.command and process not in workers()]
 
 
 @pytest.mark.slow
@@ -249,9 +254,7 @@ def test_a_program_that_cannot_start_workers_says_so(place: Workplace) -> None:
     place.dataset([f"question {number}" for number in range(80)])
     broken = place.path / "broken"
     broken.mkdir()
-    (broken / "sitecustomize.py").write_text(
-        "import os, sys\nif 'rollout.spawner' in str(sys.orig_argv): os._exit(3)\n"
-    )
+    (broken / "sitecustomize.py").write_text("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))\n")
     with ScriptedEndpoint([answer("1", delay_seconds=5)]) as endpoint:
         flags = {"num_workers": 80, "concurrency": 1}
         limited = ["prlimit", "--nofile=40:40", *place.command(endpoint.base_url, flags)]
