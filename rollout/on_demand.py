@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
-from sandboxes import BACKENDS
-from sandboxes.base import Backend, BoundedBackend, Sandbox, SandboxSpec
+from sandboxes import BACKENDS, turns
+from sandboxes.base import Backend, BoundedBackend, ImageBackend, Sandbox, SandboxSpec
 from sandboxes.places import Place, PlaceQueue
 
 
@@ -20,15 +20,19 @@ class SandboxOnDemand:
     kind: str
     spec: SandboxSpec
     places: PlaceQueue | None = None  # of bounded backends
-    turns: asyncio.Semaphore | None = None  # to be made, of sandboxes that are the work of this machine's processors
     started: Callable[[float], None] = lambda _seconds: None  # told how long it took to make, without the wait
     _making: asyncio.Task[Sandbox] | None = None
+    _timer: asyncio.TimerHandle | None = None
     _place: Place | None = None
 
     def begin(self) -> None:
         """Make it in the background. What goes wrong is told to who opens it, and to nobody else."""
         if self._making is None:
             self._making = asyncio.create_task(self._make())
+
+    def begin_later(self, seconds: float) -> None:
+        """Begin in so many seconds, unless it has been closed by then."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.begin)
 
     async def open(self) -> Sandbox:
         """Return it, made by now; the same one each time. Raises SandboxError."""
@@ -38,6 +42,8 @@ class SandboxOnDemand:
 
     async def close(self) -> None:
         """Remove it, or stop making it. It is not opened after that."""
+        if self._timer:
+            self._timer.cancel()
         if self._making is not None:
             self._making.cancel()
             (made,) = await asyncio.gather(self._making, return_exceptions=True)
@@ -59,7 +65,8 @@ class SandboxOnDemand:
         return sandbox
 
     async def _timed(self, backend: Backend) -> Sandbox:
-        async with self.turns or nullcontext():
+        is_work_of_this_machine = not isinstance(backend, ImageBackend)
+        async with turns.taken() if is_work_of_this_machine else nullcontext():
             began = time.monotonic()
             sandbox = await backend.open(self.spec)
             self.started(time.monotonic() - began)

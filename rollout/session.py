@@ -39,7 +39,7 @@ from tools.base import ToolContext, ToolLimits
 from tools.services import Services
 from toolsets import Distribution, draw
 
-MADE_AT_ONCE = 4  # sandboxes of a worker: more would be ready at the same moment, all late, and so would their requests
+THINKING_SECONDS = 0.2  # an answer that takes longer leaves the time to make a sandbox meanwhile
 RETRIES_TOLD_SECONDS = 30.0
 Log = Callable[[str, str], None]  # level, text
 
@@ -59,7 +59,6 @@ class Stage:
     sandbox: str  # the backend of samples without an image
     image_sandbox: str  # that of samples with one
     places: PlaceQueue | None  # for sandboxes of which there are only so many at once
-    turns: asyncio.Semaphore  # for sandboxes that keep this machine's processors busy while they are made
     secrets: tuple[str, ...]
     limits: ToolLimits
     log: Log
@@ -92,7 +91,6 @@ class Stage:
             sandbox=settings["sandbox"],
             image_sandbox=settings["image_sandbox"],
             places=PlaceQueue(Path(settings["places"])) if settings["places"] else None,
-            turns=asyncio.Semaphore(MADE_AT_ONCE),
             secrets=tuple(settings["secrets"]),
             limits=ToolLimits(**settings["limits"]),
             log=log,
@@ -139,8 +137,7 @@ class Session:
         self.drawn = draw(stage.distribution, stage.config.seed, sample_key(sample))
         self.kind = stage.image_sandbox if sample.image else stage.sandbox
         spec = SandboxSpec(stage.config.run_name, rollout_id(stage.config.run_name, sample), sample.image, sample.cwd)
-        turns = None if isinstance(BACKENDS[self.kind], ImageBackend) else stage.turns
-        self.sandbox = SandboxOnDemand(self.kind, spec, stage.places, turns, stage.gate.sandbox_started)
+        self.sandbox = SandboxOnDemand(self.kind, spec, stage.places, stage.gate.sandbox_started)
         usable = [name for name in self.drawn if name not in stage.unavailable]
         self.tools = ToolContext(self.sandbox.open, stage.limits, stage.services, log=stage.log)
         names = offered(usable, stage.missing, stage.catalogue)
@@ -175,7 +172,8 @@ class Session:
     async def _checked_run(self) -> AgentResult:
         """Run the agent, after making sure of the image: the model costs money, and is no use without it.
 
-        A sandbox that takes its time is made while the model thinks about its first answer.
+        The sandbox is made while the model thinks about its first answer: one that takes its time at once, one that is
+        this machine's work when the requests of all rollouts are on their way.
         """
         backend = BACKENDS[self.kind]
         if isinstance(backend, ImageBackend):
@@ -183,8 +181,8 @@ class Session:
                 await backend.ensure_image(self.sample.image, partial(self.stage.log, "info"))
             except SandboxError as error:
                 return self.agent.failed(Failure(error.kind, str(error)))
-            if self.toolbox.needs_sandbox:
-                self.sandbox.begin()
+        if self.toolbox.needs_sandbox:
+            self.sandbox.begin_later(0 if isinstance(backend, ImageBackend) else THINKING_SECONDS)
         return await self.agent.run()
 
     def _log_call(self, text: str) -> None:

@@ -11,9 +11,10 @@ import itertools
 import subprocess
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from sandboxes import shell
+from sandboxes import shell, turns
 from sandboxes.base import SandboxError
 from sandboxes.command_shell import START_SECONDS, CommandShell
 from sandboxes.fifo import FifoReader, overwrite
@@ -44,6 +45,7 @@ class HostShell(CommandShell[Job, Resident]):
         self._new_slots = itertools.count(1)
         self._free_slots: list[int] = []
         self._lingering: deque[FifoReader] = deque()
+        self._turns: dict[Job, turns.Turn] = {}
         (channel / "save").write_text(shell.save(inner_channel))
 
     async def start_resident(self) -> Resident:
@@ -68,7 +70,16 @@ class HostShell(CommandShell[Job, Resident]):
         self, command: bytes, state: bytes, collector: Collector, *, stdin: bool = False, keep: bool = False
     ) -> Job:
         """See CommandShell."""
-        await self.ensure_alive()
+        turn = await turns.take()
+        with ExitStack() as on_error:
+            on_error.callback(turn.give_back)
+            await self.ensure_alive()
+            job = self._begin(command, state, collector, stdin=stdin, keep=keep)
+            self._turns[job] = turn
+            on_error.pop_all()
+        return job
+
+    def _begin(self, command: bytes, state: bytes, collector: Collector, *, stdin: bool, keep: bool) -> Job:
         slot = self._free_slots.pop() if self._free_slots else next(self._new_slots)
         try:
             overwrite(self._channel / f"{slot}.cmd", command)
@@ -96,7 +107,9 @@ class HostShell(CommandShell[Job, Resident]):
             self._lingering.popleft().close()
 
     def job_ended(self, job: Job) -> None:
-        """Keep an eye on the output that its children still hold."""
+        """Let another one have its turn, and keep an eye on the output that its children still hold."""
+        if turn := self._turns.pop(job, None):
+            turn.give_back()
         self._lingering = deque(reader for reader in self._lingering if reader.is_open)
         if job.output.is_open:
             self._lingering.append(job.output)

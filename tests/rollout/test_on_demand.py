@@ -53,6 +53,23 @@ def test_one_that_is_never_begun() -> None:
     asyncio.run(SandboxOnDemand("local", SPEC).close())
 
 
+def test_one_that_is_begun_later_unless_it_is_over_by_then() -> None:
+    async def main() -> None:
+        started: list[float] = []
+        demands = [SandboxOnDemand("local", SPEC, started=started.append) for _ in range(3)]
+        for demand in demands:
+            demand.begin_later(0.1)
+        await demands[0].close()
+        await demands[1].open()
+        assert len(started) == 1
+        await asyncio.sleep(0.5)
+        assert len(started) == 2
+        for demand in demands:
+            await demand.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.usefixtures("no_engine")
 def test_a_failure_is_told_to_who_opens_it() -> None:
     async def body(queue: PlaceQueue) -> None:
@@ -115,19 +132,18 @@ def test_sandboxes_are_made_in_turn() -> None:
     """The first is ready long before the last, and one that fails or is given up leaves its turn to the next."""
 
     async def main() -> None:
-        turns = asyncio.Semaphore(2)
         started: list[float] = []
-        bad = SandboxOnDemand("local", replace(SPEC, cwd="/no/such/folder"), turns=turns)
-        demands = [SandboxOnDemand("local", SPEC, turns=turns, started=started.append) for _ in range(20)]
+        bad = SandboxOnDemand("local", replace(SPEC, cwd="/no/such/folder"))
+        demands = [SandboxOnDemand("local", SPEC, started=started.append) for _ in range(20)]
         for demand in (bad, *demands):
             demand.begin()
         await asyncio.sleep(0)
-        await demands.pop(0).close()
-        await demands.pop().close()
+        given_up = [asyncio.create_task(demands.pop(at).close()) for at in (0, -1)]
         with pytest.raises(SandboxError, match="/no/such/folder"):
             await bad.open()
         await demands[0].open()
         assert len(started) < 10
+        await asyncio.gather(*given_up)
         for demand in demands:
             first = await demand.open()
             assert (await first.exec("echo hello", timeout_seconds=MINUTE)).output == "hello\n"
