@@ -121,6 +121,11 @@ class _Bound:
         if unsure:
             self._limit, self._creep = self.value, _UNSURE_CREEP
 
+    def at_least(self, taken: float) -> None:
+        """So many were taken after all: the limit cannot be below."""
+        if taken > self._limit:
+            self.value, self._limit = max(self.value, taken * _LATER_CUT), taken
+
     def found(self, limit: float) -> None:
         """Take a limit that is certain, wherever it was thought to be."""
         self.value = max(limit * _LATER_CUT, self._floor)
@@ -199,8 +204,12 @@ class Controller:
         if self._refused:
             self._refused = False
             self._cut(now)
-        elif now >= self._not_before:
-            self._grow(host, passed, now)
+        else:
+            just_cut = now - self._cut_at < _PROBE_SECONDS
+            if just_cut and not self._rate.known:  # only now all workers have told what was taken beside the refusal
+                self._requests.at_least(sum(seen.most_open - seen.refused for seen in self._open.values()))
+            if now >= self._not_before:
+                self._grow(host, passed, now)
         if rollouts:
             busy = (open_requests + sum(seen.waiting_requests for seen in self._open.values())) / rollouts
             self._busy_share += (min(busy, 1.0) - self._busy_share) * min(passed, 1.0) * 0.2

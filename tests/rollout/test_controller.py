@@ -134,3 +134,17 @@ def test_the_first_pace_is_modest() -> None:
     pace = Controller().decide(0, Host(), 5.0)
     assert (pace.rollouts, pace.requests, pace.per_second, pace.why) == (START_REQUESTS, START_REQUESTS, inf, "")
     assert Controller(max_rollouts=2).decide(0, Host(), 5.0).rollouts == 2
+
+
+def test_what_was_open_beside_a_refusal_counts_although_it_is_told_later() -> None:
+    """The limit is 40, and neither worker has had an answer since it was told to have 42 open instead of 24."""
+    controller = Controller()
+    controller._requests.value = 42.0
+    for number in (1, 2):
+        controller.seen(number, Seen(sent=12, answered=12, open_requests=12, most_open=12), now=9.8)
+    controller.decide(24, Host(), 9.8)
+    controller.seen(1, Seen(sent=9, refused=1, refused_since=10.0, open_requests=20, most_open=12), now=10.0)
+    assert controller.decide(42, Host(), 10.0).requests < 24
+    controller.seen(1, Seen(sent=1, answered=1, open_requests=20, most_open=20), now=10.2)
+    controller.seen(2, Seen(sent=9, refused=1, refused_since=10.0, open_requests=20, most_open=21), now=10.2)
+    assert 36 < controller.decide(42, Host(), 10.2).requests < 40
