@@ -212,7 +212,7 @@ def _become_spawner(control: socket.socket) -> None:
         os.setsid()  # Ctrl-C at a terminal reaches the parent alone
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         os.dup2(control.fileno(), 3, inheritable=False)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(4, max(os.sysconf("SC_OPEN_MAX"), _OPEN_FILES))  # what a shell gave the program is not for it
         for name in os.environ.keys() - without_secrets(os.environ).keys():
             del os.environ[name]
         main(3, asleep=True)
