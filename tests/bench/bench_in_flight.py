@@ -1,6 +1,6 @@
 """Many rollouts in flight at an endpoint that takes a second to answer: how near the ideal time, how much memory.
 
-``python -m tests.bench.bench_in_flight [--in_flight=256] [--original=PYTHON] [--other=COMMAND]``
+``python -m tests.bench.bench_in_flight [--in_flight=256] [--light] [--original=PYTHON] [--other=COMMAND]``
 
 * Efficiency: the ideal time (a rollout takes but its delays, and the next begins in the place of the first that ends)
   to the time from the first request to the last answer. Starting and ending are not in it.
@@ -8,7 +8,9 @@
 * Memory of a rollout in flight: what the command's processes hold (PSS, the median over the run) beyond what they hold
   with hardly any in flight.
 
-Four times as many rollouts as are in flight; each is one terminal call, that is two requests.
+Four times as many rollouts as are in flight; each is one terminal call, that is two requests. With ``--light`` it is a
+call of the todo tool, which starts no process: hundreds of shells that are wanted at the same moment keep a small
+machine busy whoever wants them, and without them the time that is lost is the program's own.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.bench.bench_rollouts import FLOOR, OURS, add_others, measured, others_of, serving
+from tests.bench.bench_rollouts import FLOOR, OURS, PLAN_ONLY, add_others, measured, others_of, serving
 from tests.bench.sampling import sampled
 from tests.program import descendants
 
 DELAYS = ("constant", "spread", "heavy")
 ROLLOUTS_PER_PLACE = 4
+LIGHT_TURNS = 1
 FEW = 2
 SAMPLE_SECONDS = 0.4
 Command = Callable[[int], str]  # of so many in flight
@@ -57,10 +60,21 @@ def commands(others: dict[str, str]) -> dict[str, Command]:
     return {"this program": ours, "floor": always(FLOOR), **{name: always(text) for name, text in others.items()}}
 
 
-def fly(command: Command, in_flight: int, delay: str) -> Flight:
-    """Run a command once."""
+def light_commands() -> dict[str, Command]:
+    """Return what is measured where no tool takes any time."""
+    return {
+        "this program": lambda in_flight: ours(in_flight).replace("--distribution=terminal_only", PLAN_ONLY),
+        "floor": lambda _: f"{FLOOR} {LIGHT_TURNS}",
+    }
+
+
+def fly(command: Command, in_flight: int, delay: str, turns: int = 0) -> Flight:
+    """Run a command once; ``turns``: so many calls of the todo tool in each rollout, not one of the terminal."""
     rollouts = ROLLOUTS_PER_PLACE * in_flight
-    with serving(delay) as endpoint, sampled(partial(memory_mb, {endpoint.pid}), SAMPLE_SECONDS) as samples:
+    with (
+        serving(delay, turns=turns) as endpoint,
+        sampled(partial(memory_mb, {endpoint.pid}), SAMPLE_SECONDS) as samples,
+    ):
         cost = measured(command(in_flight), endpoint.base_url, rollouts, in_flight)
     served = endpoint.served
     return Flight(
@@ -102,12 +116,14 @@ def pss_mb(pid: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--in_flight", type=int, default=256)
+    parser.add_argument("--light", action="store_true", help="rollouts whose tool starts no process")
     add_others(parser)
     options = parser.parse_args()
+    measured_here = light_commands() if options.light else commands(others_of(options))
     print(f"{options.in_flight} in flight: {'delays':>10} {'efficiency':>11} {'CPUs busy':>10} {'start':>7}")
-    for name, command in commands(others_of(options)).items():
+    for name, command in measured_here.items():
         for delay in DELAYS:
-            flight = fly(command, options.in_flight, delay)
+            flight = fly(command, options.in_flight, delay, LIGHT_TURNS if options.light else 0)
             shown = f"{delay:>10} {flight.efficiency:>11.1%} {flight.busy:>10.0%} {flight.start_seconds:>6.2f}s"
             print(f"{name:<14} {shown}", flush=True)
 

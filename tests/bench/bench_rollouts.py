@@ -36,6 +36,7 @@ FLOOR = (
     f"env PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -m tests.bench.floor "
     "{base_url} {rollouts} {in_flight}"
 )
+PLAN_ONLY = "--distribution=todo.json"  # a file that ``measured`` makes; the toolset alone that starts no process
 ORIGINAL = "{python} -m batch_runner " + FLAGS + " --num_workers=4"
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from tests.bench.bench_rollouts import FLOOR, OURS, measured, serving
+from tests.bench.bench_rollouts import FLOOR, OURS, PLAN_ONLY, measured, serving
 
 IN_FLIGHT = 32
-PLAN_ONLY = "--distribution=todo.json"
 COMMANDS = {
     "this program": OURS.replace("--distribution=terminal_only", PLAN_ONLY) + " --max_turns=100000",
     "bare aiohttp": f"{FLOOR} {{turns}}",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.bench.__main__ import LEAST, OURS, table
-from tests.bench.bench_in_flight import commands, fly, ideal_seconds
+from tests.bench.bench_in_flight import LIGHT_TURNS, commands, fly, ideal_seconds, light_commands
 from tests.bench.bench_rollouts import words
 from tests.bench.bench_run_dir import Figure
 
@@ -35,8 +35,10 @@ def test_the_table_shows_ratios() -> None:
 
 
 @pytest.mark.bench
-def test_a_flight_of_the_least() -> None:
-    flight = fly(commands({})["floor"], 4, "constant")
+@pytest.mark.parametrize("turns", [0, LIGHT_TURNS])
+def test_a_flight_of_the_least(turns: int) -> None:
+    measured = light_commands() if turns else commands({})
+    flight = fly(measured["floor"], 4, "constant", turns)
     assert 0.5 < flight.efficiency <= 1
     assert 0 < flight.start_seconds < 60
     assert flight.memory_mb > 1
