@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sandboxes import processes, shell, turns
+from sandboxes import processes, shell
 from sandboxes.base import SandboxError
 from sandboxes.folders import Folder
 from sandboxes.host_job import Job
@@ -75,18 +75,17 @@ class HostSandbox(ShellSandbox[Job, Resident]):
     async def close(self) -> None:
         """See the protocol. What was begun is carried to its end even when the caller is cancelled meanwhile."""
         if self._closing is None:
+            self._shell.close()
             self._closing = asyncio.ensure_future(self._end())
         await asyncio.shield(self._closing)
 
     async def _end(self) -> None:
         """Destroy it; here where that is quick, for a thread fights for the interpreter at every call of the system."""
-        async with turns.taken():
-            self._shell.close()
-            ended = [await end(process, END_SECONDS) for process in self._host_shell.processes]
-            if all(ended) and processes.no_orphan_lives():
-                self._plan.destroy(self._host_shell.processes)
-                if self._plan.folder.remove_if_small():
-                    return
+        ended = [await end(process, END_SECONDS) for process in self._host_shell.processes]
+        if all(ended) and processes.no_orphan_lives():
+            self._plan.destroy(self._host_shell.processes)
+            if self._plan.folder.remove_if_small():
+                return
         await asyncio.to_thread(self._destroy)
 
     def _destroy(self) -> None:

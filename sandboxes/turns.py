@@ -1,8 +1,9 @@
-"""Turns at this machine's processors, for what the sandboxes of this process do that is short: start, run, end.
+"""Turns at this machine's processors, for what the sandboxes of this process do that is short: start, and run commands.
 
 Begun by hundreds of rollouts at the same moment, such work is done for all of them at the same late moment, and what
 they do next comes as one burst again. In turn it is done for most of them by half that time. Work that turns out long
-gives its turn back, so that nobody waits for a command that sleeps.
+gives its turn back, so that nobody waits for a command that sleeps. Sandboxes end without a turn: when a run is
+interrupted, all of them have to be gone within seconds.
 """
 
 from __future__ import annotations

@@ -163,6 +163,20 @@ def test_a_signal_when_all_is_done_changes_nothing(place: Workplace) -> None:
 
 
 @pytest.mark.slow
+def test_a_signal_while_hundreds_of_commands_run(place: Workplace) -> None:
+    """All of them are killed at once: one after the other they would not be gone before their worker is."""
+    place.dataset([f"question {number}" for number in range(200)])
+    with ScriptedEndpoint([terminal("sleep 61.5", delay_seconds=0.3), answer("1")]) as endpoint:
+        flags = {"num_workers": 2, "concurrency": 100}
+        with ending(place.start(endpoint.base_url, **flags)) as process:
+            wait_until(lambda: sum(each.command == "sleep 61.5 " for each in below_me()) == 200, "all run", 60)
+            interrupted(place, process, signal.SIGINT)
+    assert len(place.rows()) > 100
+    assert_gone(below_me)
+    assert not sandboxes(place)
+
+
+@pytest.mark.slow
 def test_a_signal_when_nobody_reads_what_is_told(place: Workplace) -> None:
     """The program stands still in the middle of a line."""
     place.dataset([f"question {number}" for number in range(40)])
