@@ -21,9 +21,11 @@ from rollout.interrupt import (
     interrupted_line,
     resume_command,
 )
+from rollout.secrecy import known_secrets, wipe_proc, without_secrets
 
-if __name__ == "__main__":  # before the slow imports, so that a signal during them is told like any other
+if __name__ == "__main__":  # before the slow imports: a signal during them is told, a key is not shown meanwhile
     catch_signals(Interrupt(), unwind=False)
+    wipe_proc()
     gc.disable()  # saves a tenth of the imports; main() switches it on again
 
 import os
@@ -68,7 +70,6 @@ from rollout.resume import Match, match_rows
 from rollout.row_index import RowIndex
 from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
 from rollout.samples import Dataset, DatasetError
-from rollout.secrecy import known_secrets, wipe_proc, without_secrets
 from rollout.spawner import GC_ALLOCATIONS, LocalSpawner, StartSpawner, forked_early
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
@@ -355,7 +356,6 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(GC_ALLOCATIONS, 20, 20)
     gc.enable()
     resume = resume_command(sys.orig_argv if argv is None else ["python", "batch_runner.py", *argv])
-    wipe_proc()
     fill_closed_streams()
     console = Console()
     try:

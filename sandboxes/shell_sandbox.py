@@ -27,6 +27,7 @@ from sandboxes.base import (
 from sandboxes.command_shell import CommandShell, JobT, ResidentT
 from sandboxes.output import Collector, HeadAndTail, Newest, Raw
 
+ABANDONED_SECONDS = 1.0  # that a command runs on without a caller, in a sandbox that is not closed
 FILE_SECONDS = 60.0  # for reading or writing one file
 TIMED_OUT = 124
 COMPLAINT_BYTES = 4096
@@ -129,11 +130,15 @@ class ShellSandbox(ABC, Generic[JobT, ResidentT]):
         return False
 
     async def _or_kill(self, job: JobT, wait: Awaitable[object]) -> None:
-        """Wait; a command whose caller goes away meanwhile is killed."""
+        """Wait; a command whose caller goes away meanwhile is killed.
+
+        Not at once: mostly the sandbox is closed next, which ends all in it. Hundreds of resident shells that look for
+        what to kill would keep the processors from those who close them.
+        """
         try:
             await wait
         except asyncio.CancelledError:
-            self._shell.want_killed(job)
+            asyncio.get_running_loop().call_later(ABANDONED_SECONDS, self._shell.want_killed, job)
             raise
 
     def _remember(self, job: JobT, *, own_cwd: bool) -> None:

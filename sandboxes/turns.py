@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
-AT_ONCE = 4
-SHORT_SECONDS = 0.05
+AT_ONCE = 4  # more would be in each other's way: a process has a processor or two
+SHORT_SECONDS = 0.05  # many times what it takes to start a shell, or to run a command that only prints something
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 

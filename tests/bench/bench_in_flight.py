@@ -119,7 +119,10 @@ def main() -> None:
     parser.add_argument("--light", action="store_true", help="rollouts whose tool starts no process")
     add_others(parser)
     options = parser.parse_args()
-    measured_here = light_commands() if options.light else commands(others_of(options))
+    others = others_of(options)
+    if options.light and others:
+        parser.error("--light compares with the floor alone: what tools others have is not known")
+    measured_here = light_commands() if options.light else commands(others)
     print(f"{options.in_flight} in flight: {'delays':>10} {'efficiency':>11} {'CPUs busy':>10} {'start':>7}")
     for name, command in measured_here.items():
         for delay in DELAYS:

@@ -137,14 +137,20 @@ def test_the_first_pace_is_modest() -> None:
 
 
 def test_what_was_open_beside_a_refusal_counts_although_it_is_told_later() -> None:
-    """The limit is 40, and neither worker has had an answer since it was told to have 42 open instead of 24."""
-    controller = Controller()
-    controller._requests.value = 42.0
-    for number in (1, 2):
-        controller.seen(number, Seen(sent=12, answered=12, open_requests=12, most_open=12), now=9.8)
-    controller.decide(24, Host(), 9.8)
-    controller.seen(1, Seen(sent=9, refused=1, refused_since=10.0, open_requests=20, most_open=12), now=10.0)
-    assert controller.decide(42, Host(), 10.0).requests < 24
-    controller.seen(1, Seen(sent=1, answered=1, open_requests=20, most_open=20), now=10.2)
-    controller.seen(2, Seen(sent=9, refused=1, refused_since=10.0, open_requests=20, most_open=21), now=10.2)
-    assert 36 < controller.decide(42, Host(), 10.2).requests < 40
+    """The limit is 40, and neither worker has had an answer since it was told to have more than that open."""
+    controller, now = Controller(), 0.0
+    requests = START_REQUESTS
+    while requests < 40:
+        now, before = now + 1.1, requests
+        half = round(requests / 2)
+        for number in (1, 2):
+            controller.seen(number, Seen(sent=half, answered=half, open_requests=half, most_open=half), now)
+        requests = controller.decide(2 * half, Host(), now).requests
+    one_half = round(before / 2)
+    controller.seen(
+        1, Seen(sent=9, refused=1, refused_since=now + 0.2, open_requests=20, most_open=one_half), now + 0.2
+    )
+    assert controller.decide(42, Host(), now + 0.2).requests < before
+    controller.seen(1, Seen(sent=1, answered=1, open_requests=20, most_open=20), now + 0.4)
+    controller.seen(2, Seen(sent=9, refused=1, refused_since=now + 0.2, open_requests=20, most_open=21), now + 0.4)
+    assert 36 < controller.decide(42, Host(), now + 0.4).requests < 40
