@@ -142,11 +142,15 @@ class CommandShell(ABC, Generic[JobT, ResidentT]):
 
     def close(self) -> None:
         """Let go of everything, at which the resident ends; commands that run end as lost."""
+        self.close_commands()
+        if self._resident:
+            self._resident.let_go()
+
+    def close_commands(self) -> None:
+        """Let go of the commands that run, and take no other."""
         self._closed = True
         for job in list(self._jobs):
             job.release()
-        if self._resident:
-            self._resident.let_go()
 
     def send(self, line: str) -> None:
         """Tell the resident something."""

@@ -12,12 +12,11 @@ from sandboxes import processes, shell
 from sandboxes.base import SandboxError
 from sandboxes.folders import Folder
 from sandboxes.host_job import Job
-from sandboxes.host_shell import HostShell
+from sandboxes.host_shell import END_SECONDS, HostShell
 from sandboxes.output import Raw
 from sandboxes.resident import Resident, end
 from sandboxes.shell_sandbox import COMPLAINT_BYTES, Inside, ShellSandbox
 
-END_SECONDS = 5.0  # for the end of a resident shell that was let go of
 SMALL_BYTES = 1 << 20  # larger data is written to disk in a thread
 
 
@@ -30,8 +29,8 @@ class Plan:
     inside: Inside
     channel: str  # the folder's channel, as seen inside
     launch: Callable[[], subprocess.Popen[bytes]]  # starts the resident shell
-    destroy: Callable[[list[subprocess.Popen[bytes]]], None]  # ends all that was launched; runs in a thread
-    restartable: bool  # the sandbox outlives its resident shell
+    destroy: Callable[[list[subprocess.Popen[bytes]]], None]  # ends what runs, given what was launched; in a thread
+    restartable: bool  # the sandbox outlives its resident shell, which is none of what ``destroy`` ends
 
 
 class HostSandbox(ShellSandbox[Job, Resident]):
@@ -75,18 +74,29 @@ class HostSandbox(ShellSandbox[Job, Resident]):
     async def close(self) -> None:
         """See the protocol. What was begun is carried to its end even when the caller is cancelled meanwhile."""
         if self._closing is None:
-            self._shell.close()
+            self._shell.close_commands()
             self._closing = asyncio.ensure_future(self._end())
         await asyncio.shield(self._closing)
 
     async def _end(self) -> None:
-        """Destroy it; here where that is quick, for a thread fights for the interpreter at every call of the system."""
-        ended = [await end(process, END_SECONDS) for process in self._host_shell.processes]
-        if all(ended) and processes.no_orphan_lives():
-            self._plan.destroy(self._host_shell.processes)
-            if self._plan.folder.remove_if_small():
-                return
-        await asyncio.to_thread(self._destroy)
+        """Destroy it; here where that is quick, for a thread fights for the interpreter at every call of the system.
+
+        A resident that can be replaced goes last: should this process die before, it finds its stdin closed and ends
+        the sandbox itself. That is left to it only then, for it costs more than from here.
+        """
+        ended = [True]
+        if not self._plan.restartable:
+            self._shell.close()
+            ended = [await end(process, END_SECONDS) for process in self._host_shell.processes]
+        is_quick = all(ended) and self._host_shell.runs_nothing and processes.no_orphan_lives()
+        if not (is_quick and self._destroy_if_small()):
+            await asyncio.to_thread(self._destroy)
+        if self._plan.restartable:
+            await self._host_shell.put_down()
+
+    def _destroy_if_small(self) -> bool:
+        self._plan.destroy(self._host_shell.processes)
+        return self._plan.folder.remove_if_small()
 
     def _destroy(self) -> None:
         self._plan.destroy(self._host_shell.processes)

@@ -14,14 +14,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from sandboxes import shell, turns
+from sandboxes import processes, shell, turns
 from sandboxes.base import SandboxError
 from sandboxes.command_shell import START_SECONDS, CommandShell
 from sandboxes.fifo import FifoReader, overwrite
 from sandboxes.host_job import Job
 from sandboxes.output import Collector
-from sandboxes.resident import Resident
+from sandboxes.resident import Resident, end, wait
 
+END_SECONDS = 5.0  # for the end of a resident shell that was let go of, or killed
 MAX_LINGERING = 32  # the children behind older ones get SIGPIPE when they write
 
 
@@ -94,17 +95,27 @@ class HostShell(CommandShell[Job, Resident]):
         self.send(f"run {slot} {source} {'keep' if keep else 'drop'}")
         return job
 
-    def close(self) -> None:
-        """Let go of everything; commands that run end as lost.
-
-        A resident that is the sandbox itself ends by itself. Another one is killed: its own way to clean up costs more
-        than the one from here.
-        """
-        if self._resident and self._restartable:
-            self._resident.put_down()
-        super().close()
+    def close_commands(self) -> None:
+        """Let go of the commands that run, and take no other."""
+        super().close_commands()
         while self._lingering:
             self._lingering.popleft().close()
+
+    async def put_down(self) -> None:
+        """Kill what was launched."""
+        if self._resident:
+            self._resident.put_down()
+        for process in self.processes:
+            processes.kill(process.pid)
+            if await end(process, END_SECONDS):
+                wait(process)
+
+    @property
+    def runs_nothing(self) -> bool:
+        """Whether no resident has a child that lives. Quick, and never waits."""
+        return not any(
+            processes.process(child) for resident in self.processes for child in processes.children(resident.pid) or ()
+        )
 
     def job_ended(self, job: Job) -> None:
         """Let another one have its turn, and keep an eye on the output that its children still hold."""

@@ -19,7 +19,7 @@ from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.folders import Folder
 from sandboxes.guard import exported, guard, is_shell
 from sandboxes.host_sandbox import HostSandbox, Plan
-from sandboxes.resident import launch, wait
+from sandboxes.resident import launch
 from sandboxes.shell_sandbox import Inside
 
 
@@ -84,6 +84,4 @@ def _first_folder(folder: Folder, cwd: str) -> str:
 
 
 def _destroy(folder: Folder, residents: list[subprocess.Popen[bytes]]) -> None:
-    for resident in residents:
-        wait(resident)
-        processes.kill_all(folder.root, session=resident.pid)
+    processes.kill_all(folder.root, [resident.pid for resident in residents])

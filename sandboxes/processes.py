@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,22 +85,26 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_all(folder: Path, session: int) -> None:
-    """Kill what belongs to the sandbox of ``folder`` and to ``session``, whose leader is dead; returns when all is.
+def kill_all(folder: Path, leaders: Collection[int]) -> None:
+    """Kill what belongs to the sandbox of ``folder``, its sessions included but not their leaders; returns when all is.
 
-    Call ``adopt_orphans`` before the sandbox's first process starts.
+    The leaders are children of ours that are not waited for yet. Call ``adopt_orphans`` before the first one starts.
     """
-    sessions = {session}
+    sessions = set(leaders)
     deadline = time.monotonic() + KILL_SECONDS
-    while found := [pid for top in _candidates() if _belongs(top, folder, sessions) for pid in _tree(top)]:
+    while found := [pid for pid in _belonging(folder, sessions, leaders) if process(pid)]:
         for pid in found:
             kill(pid)
-        for pid in found:
-            _reap(pid)
         if time.monotonic() > deadline:  # it hangs in the kernel
             return
         time.sleep(_KILL_PAUSE_SECONDS)
     reap_orphans()
+
+
+def _belonging(folder: Path, sessions: set[int], leaders: Collection[int]) -> Iterator[int]:
+    orphans = [pid for pid in _candidates() if pid not in leaders and _belongs(pid, folder, sessions)]
+    for top in orphans + [pid for leader in leaders for pid in children(leader) or []]:
+        yield from _tree(top)
 
 
 def reap_orphans() -> None:
@@ -111,8 +115,8 @@ def reap_orphans() -> None:
 
 def no_orphan_lives() -> bool:
     """Reap the orphans that have ended; tell whether there is no other, of any sandbox. Quick, and never waits."""
-    children = _children(os.getpid())
-    return children is not None and all(_reap(pid) for pid in children if pid not in residents)
+    ours = children(os.getpid())
+    return ours is not None and all(_reap(pid) for pid in ours if pid not in residents)
 
 
 def _reap(pid: int) -> bool:
@@ -127,18 +131,18 @@ def _reap(pid: int) -> bool:
 
 def _candidates() -> list[int]:
     """Return the orphans that have come to us; every process where the kernel does not tell children."""
-    children = _children(os.getpid())
-    return _pids() if children is None else [pid for pid in children if pid not in residents]
+    ours = children(os.getpid())
+    return _pids() if ours is None else [pid for pid in ours if pid not in residents]
 
 
 def _tree(top: int) -> list[int]:
     tree = [top]
     for pid in tree:  # it grows meanwhile
-        tree += _children(pid) or []
+        tree += children(pid) or []
     return tree
 
 
-def _children(pid: int) -> list[int] | None:
+def children(pid: int) -> list[int] | None:
     """Return the children of all threads of a process; None where the kernel does not tell (CONFIG_PROC_CHILDREN)."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 (names are all)

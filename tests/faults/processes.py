@@ -86,7 +86,7 @@ def assert_gone(processes: Callable[[], list[Process]], within_seconds: float = 
     deadline = time.monotonic() + within_seconds
     while left := processes():
         assert time.monotonic() < deadline, f"still alive: {left}"
-        time.sleep(0.05)
+        time.sleep(0.2)  # to look costs a core tens of milliseconds where hundreds live
 
 
 def wait_for_workers(number: int, seconds: float = 30) -> list[Process]:

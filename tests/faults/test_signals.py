@@ -29,6 +29,7 @@ from tests.program import (
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECONDS = 10.0  # from the first signal to the end
 STUBBORN = "trap '' TERM INT HUP; sleep 600"
+HUNDREDS = 320  # sandboxes, each with a command that runs
 
 
 def interrupted(place: Workplace, process: subprocess.Popen[str], *numbers: signal.Signals, pause: float = 0) -> Ended:
@@ -166,18 +167,18 @@ def test_a_signal_when_all_is_done_changes_nothing(place: Workplace) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_while_hundreds_of_commands_run(place: Workplace, number: signal.Signals) -> None:
     """Their sandboxes end at once: hundreds of shells that look for what to kill would starve the worker."""
-    place.dataset([f"question {number}" for number in range(320)])
-    with ScriptedEndpoint([terminal("sleep 61.5", delay_seconds=0.3), answer("1")]) as endpoint:
-        flags = {"num_workers": 2, "concurrency": 160}
+    place.dataset([f"question {number}" for number in range(HUNDREDS)])
+    with ScriptedEndpoint([terminal("sleep 615", delay_seconds=0.3), answer("1")]) as endpoint:
+        flags = {"num_workers": 2, "concurrency": HUNDREDS // 2}
         with ending(place.start(endpoint.base_url, **flags)) as process:
-            wait_until(lambda: sum(each.command == "sleep 61.5 " for each in below_me()) == 320, "all run", 60)
+            wait_until(lambda: sum(each.command == "sleep 615 " for each in below_me()) == HUNDREDS, "all run", 120)
             if number == signal.SIGINT:
                 interrupted(place, process, number)
-                assert len(place.rows()) == 320
+                assert len(place.rows()) == HUNDREDS
             else:
                 process.kill()
                 process.communicate()
-    assert_gone(below_me)
+    assert_gone(below_me, within_seconds=30)  # they starved for over a minute, and other tests want the cores too
     assert not sandboxes(place)
 
 

@@ -65,7 +65,7 @@ class TestEnd:
 
 
 OWNER = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from sandboxes import BACKENDS
 from sandboxes.base import SandboxSpec
 
@@ -77,6 +77,14 @@ async def main():
         await sandbox.exec("mkdir a; touch a/b; chmod 0 a", timeout_seconds=60)
         await sandbox.start("trap '' TERM HUP INT; while :; do sleep 1000.21; done")
     print(*(sandbox._plan.folder.root for sandbox in sandboxes), flush=True)
+    if left := int(sys.argv[2]):
+        def count(event, _):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(count)
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
     await sandboxes[0].exec("sleep 1000.21", timeout_seconds=60)
 
 asyncio.run(main())
@@ -87,7 +95,7 @@ class TestOwnerThatIsKilled:
     @pytest.mark.parametrize("kind", HOST_KINDS)
     def test_leaves_nothing(self, kind: str) -> None:
         backend(kind)
-        owner = subprocess.Popen([sys.executable, "-c", OWNER, kind], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        owner = subprocess.Popen([sys.executable, "-c", OWNER, kind, "0"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert owner.stdout
         with owner, owner.stdout:
             paths = [Path(path) for path in owner.stdout.readline().split()]
@@ -96,8 +104,20 @@ class TestOwnerThatIsKilled:
             owner.kill()
         assert wait_until(lambda: not running("1000.21") and not any(path.exists() for path in paths), 5)
 
+    @pytest.mark.parametrize("step", [1, 3, 10, 30, 100])  # that the interpreter tells of
+    @pytest.mark.parametrize("kind", HOST_KINDS)
+    def test_while_it_closes_them(self, kind: str, step: int) -> None:
+        backend(kind)
+        owner = [sys.executable, "-c", OWNER, kind, str(step)]
+        ended = subprocess.run(owner, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        paths = [Path(path) for path in ended.stdout.split()]
+        assert wait_until(lambda: not running("1000.21") and not any(path.exists() for path in paths), 5)
+
     def test_what_outlives_its_resident_is_swept(self) -> None:
-        owner = subprocess.Popen([sys.executable, "-c", OWNER, "local"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, "local", "0"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
         assert owner.stdout
         with owner, owner.stdout:
             paths = [Path(path) for path in owner.stdout.readline().split()]
