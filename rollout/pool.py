@@ -49,6 +49,7 @@ class _Worker:
     solo: bool
     attempt: int = 0  # workers that are asked for together are one attempt: what fails for one fails for all
     jobs: dict[int, Job] = field(default_factory=dict)  # by sample index
+    closing: int = 0  # rollouts whose rows are here, and whose sandboxes are not gone yet
     buffer: FrameBuffer = field(default_factory=FrameBuffer)
     unsent: bytearray = field(default_factory=bytearray)
     pid: int = 0
@@ -56,6 +57,15 @@ class _Worker:
     waits: bool = False  # for a place to run in, or did before it spoke
     ahead_seconds: float = inf  # of this process's clock to the worker's, which may run on another machine
     silent_seconds: float = 0.0  # of the time that the parent was awake and listening
+
+    @property
+    def load(self) -> int:
+        """Of the places it has; rollouts that close have places of their own, for they take another kind of time."""
+        return max(len(self.jobs), self.closing)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.spoke and not self.load
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -131,6 +141,10 @@ class Pool:
         """Rollouts that run now."""
         return sum(len(worker.jobs) for worker in self._workers.values())
 
+    @property
+    def _is_busy(self) -> bool:
+        return any(worker.load for worker in self._workers.values())
+
     def results(self, jobs: Iterator[Job]) -> Iterator[list[Outcome]]:
         """Run the jobs; yield groups of outcomes as they come, and an empty one every so often while none comes.
 
@@ -145,7 +159,8 @@ class Pool:
                 self._attempts += 1
                 self._dispatch()
                 self._dispatch_suspects()
-            if not self.in_flight and (self.stopped or not (self._pending or self._suspects)):
+            is_over = self.stopped or not (self._pending or self._suspects)
+            if is_over and not self._is_busy:
                 return
             yield self._wait(timeout_seconds=PACE_SECONDS if self.pacer else 1.0)
         yield from self._cancel_all()
@@ -159,17 +174,17 @@ class Pool:
     def _dispatch(self) -> None:
         crew = [worker for worker in self._workers.values() if not worker.solo and (worker.spoke or not worker.waits)]
         while self._pending and (self.pacer is None or self.pacer.allows(self.in_flight)):
-            worker = min(crew, key=lambda each: len(each.jobs), default=None)
+            worker = min(crew, key=lambda each: each.load, default=None)
             if self._may_spawn and (worker is None or (worker.jobs and len(crew) < self.num_workers)):
                 worker = self._spawn(solo=False)
                 crew.append(worker)
-            if worker is None or len(worker.jobs) >= self.per_worker:
+            if worker is None or worker.load >= self.per_worker:
                 break
             self._give(worker, next(self._pending))
 
     def _dispatch_suspects(self) -> None:
         """Give each a worker that has nothing else to do, and never will."""
-        idle = [worker for worker in self._workers.values() if worker.spoke and not worker.jobs]
+        idle = [worker for worker in self._workers.values() if worker.is_idle]
         solos = sum(worker.solo for worker in self._workers.values())
         while self._suspects and solos < self.num_workers * self.per_worker and (idle or self._may_spawn):
             worker = idle.pop() if idle else self._spawn(solo=True)
@@ -225,10 +240,11 @@ class Pool:
         for frame in worker.buffer.feed(data):
             if frame.header["type"] == "row":
                 job = worker.jobs.pop(frame.header["index"])
+                worker.closing += 1
                 outcomes.append(Outcome(job, frame.payload, frame.header["summary"]))
             else:
                 self._hear(worker, frame)
-        if worker.solo and outcomes:
+        if worker.solo and worker.is_idle:
             self._forget(worker)
         return outcomes
 
@@ -247,6 +263,9 @@ class Pool:
                 self._spent[worker.number] = Spending(**frame.header["spent"])
             case "unrun":
                 worker.jobs.pop(frame.header["index"])
+                worker.closing += 1
+            case "closed":
+                worker.closing -= 1
             case "log":
                 self.on_log(frame.header)
 
@@ -355,10 +374,10 @@ class Pool:
                 self._take_back(worker)
             self._send(worker, Frame({"type": "stop"}))
         deadline = time.monotonic() + STOP_SECONDS
-        while self.in_flight and self.interrupt.count == 1 and time.monotonic() < deadline:
+        while self._is_busy and self.interrupt.count == 1 and time.monotonic() < deadline:
             yield self._wait(timeout_seconds=0.2)
         for worker in list(self._workers.values()):
-            if worker.jobs and self._spawner:
+            if worker.load and self._spawner:
                 self._spawner.kill(worker.pid)
 
 

@@ -1,12 +1,11 @@
 """One sample in, one row out: the toolset draw, the sandbox, the agent, and whatever can go wrong around them.
 
-Owns the life of the rollout's sandbox (gone when ``run`` is over, however it ends) and the wall time of the rollout. A
-failure here is a row that says so; only faults of the program come out as exceptions.
+Owns the life of the rollout's sandbox (gone when ``close`` is over) and the wall time of the rollout. A failure here is
+a row that says so; only faults of the program come out as exceptions.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import time
@@ -159,11 +158,10 @@ class Session:
         except OvertimeError as error:
             told = f"the rollout took longer than --timeout_seconds={seconds:g}{error}"
             return self.failed(Failure("timeout", told))
-        finally:
-            await asyncio.shield(self._close())
         return self._row(result)
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """End what the rollout started, and its sandbox. To be called once ``run`` is over, however it ended."""
         try:
             await self.tools.close()
         finally:

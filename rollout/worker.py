@@ -1,8 +1,9 @@
 """A worker process: many rollouts at once in one event loop, each ending as one row sent to the parent.
 
-It writes no file of the run. It ends when its socket closes, that is, with the parent or when it is not needed any
-more, and takes every rollout and sandbox with it. A fault of the program in one rollout is recorded as that rollout's
-failure, with its traceback in the run's log; the others go on.
+The row is sent as soon as there is one, for it is paid for; then the rollout's sandbox is closed, and the parent is told.
+A worker writes no file of the run. It ends when its socket closes, that is, with the parent or when it is
+not needed any more, and takes every rollout and sandbox with it. A fault of the program in one rollout is recorded as
+that rollout's failure, with its traceback in the run's log; the others go on.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ Prepare: TypeAlias = "Callable[[dict[str, Any]], dict[str, Any]]"
 
 @dataclass
 class Worker:
-    """The parent's socket, and the rollouts that run."""
+    """The parent's socket, the rollouts that run, and those that are closing."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     stage: Stage | None = None
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+    closing: set[asyncio.Task[None]] = field(default_factory=set)
     sessions: set[Session] = field(default_factory=set)
     prepare: Prepare = dict  # the settings for the machine it runs on
     gate: Gate = field(default_factory=Gate)
@@ -81,10 +83,9 @@ class Worker:
                 self.stage = Stage.from_settings(self.prepare(frame.header), self.log, self.gate)
             case "run":
                 sample = Sample(**frame.header["sample"])
-                task = asyncio.create_task(self._run(sample, frame.header["batch_num"]))
-                self.tasks.add(task)
+                task = asyncio.create_task(self._rollout(sample, frame.header["batch_num"]))
+                self.running.add(task)
                 task.add_done_callback(self._ended)
-                await asyncio.sleep(0)  # it begins: a task that is cancelled before that ends without a row
             case "pace":
                 self.gate.pace(**frame.header["pace"])
             case "finish":
@@ -92,25 +93,42 @@ class Worker:
             case "stop":
                 await self._cancel_all()
 
-    async def _run(self, sample: Sample, batch_num: int) -> None:
+    async def _rollout(self, sample: Sample, batch_num: int) -> None:
         assert self.stage is not None  # noqa: S101 - settings are the first frame
         session = Session(sample, batch_num, self.stage)
         self.sessions.add(session)
+        await self._run(session)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this one
+        self.running.discard(task)
+        self.closing.add(task)
+        await self._close(session)
+
+    async def _run(self, session: Session) -> None:
+        """Run the rollout and send its row, whatever happens."""
         try:
             row = await session.run()
             if self.gate.closed and not session.asked:
-                self._send(Frame({"type": "unrun", "index": sample.index}))
+                self._send(Frame({"type": "unrun", "index": session.sample.index}))
             else:
                 self._send_row(session, row)
         except asyncio.CancelledError:
             self._send_row(session, session.failed(Failure("interrupted", "the run was interrupted")))
         except MemoryError:
             raise  # who has none left need not be the one that took it: all are tried again, each alone
-        except Exception as error:  # noqa: BLE001 - one of the two places that record whatever goes wrong
-            self.log("trace", f"prompt {sample.index}: {traceback.format_exc()}")
+        except Exception as error:  # noqa: BLE001 - one of the few places that record whatever goes wrong
+            self.log("trace", f"prompt {session.sample.index}: {traceback.format_exc()}")
             self._send_row(session, session.failed(Failure("internal", f"{type(error).__name__}: {error}")))
         finally:
             self.sessions.discard(session)
+
+    async def _close(self, session: Session) -> None:
+        """Close the sandbox, and say when that is over. The row is sent: what goes wrong now does not touch it."""
+        try:
+            await session.close()
+        except Exception:  # noqa: BLE001 - one of the few places that record whatever goes wrong
+            self.log("trace", f"the sandbox of prompt {session.sample.index}: {traceback.format_exc()}")
+        self._send(Frame({"type": "closed"}))
 
     def _send_row(self, session: Session, row: Row) -> None:
         self.sessions.discard(session)
@@ -121,7 +139,8 @@ class Worker:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End the process when a rollout gave no row: that is how the parent hears of it."""
-        self.tasks.discard(task)
+        self.running.discard(task)
+        self.closing.discard(task)
         if not task.cancelled() and (error := task.exception()):
             try:
                 traceback.print_exception(error)
@@ -166,10 +185,10 @@ class Worker:
             await asyncio.sleep(PING_SECONDS)
 
     async def _cancel_all(self) -> None:
-        tasks = list(self.tasks)
-        for task in tasks:
+        await asyncio.sleep(0)  # all have begun then: a task that is cancelled before that ends without a row
+        for task in self.running:
             task.cancel()
-        if tasks:
+        if tasks := self.running | self.closing:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
 
 

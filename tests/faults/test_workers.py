@@ -90,6 +90,26 @@ def test_a_sample_that_kills_its_worker_is_tried_once_more_and_then_fails_alone(
 
 
 @pytest.mark.slow
+def test_a_rollout_is_safe_before_its_sandbox_is_gone(place: Workplace) -> None:
+    """A worker that dies while it clears up has nothing to lose, and no sample is to blame."""
+    place.dataset(["one"])
+    many = "mkdir many; cd many; seq 60000 | xargs touch"  # to remove them takes long enough
+    with (
+        ScriptedEndpoint([terminal(many), answer("1")]) as endpoint,
+        ending(place.start(endpoint.base_url, concurrency=1)) as process,
+    ):
+        wait_until(lambda: sandboxes(place), "it is there")
+        wait_until(place.rows, "the row is there")
+        assert sandboxes(place)
+        (worker,) = workers()
+        worker.kill()
+        ended = place.ended(process)
+    assert (ended.code, len(endpoint.requests)) == (0, 2), ended.stderr
+    assert outcomes(place) == {"one": "done"}
+    wait_until(lambda: not sandboxes(place), "what is left of it is gone")
+
+
+@pytest.mark.slow
 def test_workers_that_are_killed_at_random_lose_nothing(place: Workplace) -> None:
     dice = random.Random(3)
     prompts = [f"question {number:03}" for number in range(100)]

@@ -50,6 +50,11 @@ class Elsewhere:
     def say(self, number: int, **header: Any) -> None:
         self.sockets[number].sendall(Frame(header).encode())
 
+    def finish(self, number: int, index: int) -> None:
+        """Send a rollout's row, and say that its sandbox is gone."""
+        self.say(number, **row(index))
+        self.say(number, type="closed")
+
     def ping(self, number: int, ahead_seconds: float = 0.0, **host: float) -> None:
         now = time.monotonic() - ahead_seconds
         self.say(number, type="ping", pid=number, now=now, host={**HOST, **host})
@@ -97,16 +102,43 @@ def test_a_worker_that_waits_for_a_place_holds_no_job() -> None:
         next(results)
         assert indices(spawner.was_told(1, "run")) == [0, 2]
         assert spawner.was_told(2, "run") == []
-        spawner.say(1, **row(0))
+        spawner.finish(1, 0)
         assert [outcome.job.sample.index for outcome in next(results)] == [0]
         next(results)
         assert indices(spawner.was_told(1, "run")) == [1]
         spawner.ping(2)
-        spawner.say(1, **row(1))
-        spawner.say(1, **row(2))
+        spawner.finish(1, 1)
+        spawner.finish(1, 2)
         rest = [outcome.job.sample.index for group in results for outcome in group]
         assert sorted(rest) == [1, 2]
         assert list(spawner.sockets) == [1, 2]
+
+
+def test_the_next_rollout_begins_while_the_sandbox_of_the_last_one_is_closed() -> None:
+    with pool_of(workers=1, jobs=5) as (spawner, results):
+        next(results)
+        spawner.ping(1)
+        next(results)
+        assert indices(spawner.was_told(1, "run")) == [0, 1]
+        spawner.say(1, **row(0))
+        spawner.say(1, **row(1))
+        assert sum(len(next(results)) for _ in range(2)) == 2
+        assert spawner.was_told(1, "run") == []  # as many close as may run: there are enough sandboxes
+        spawner.say(1, type="closed")
+        next(results)
+        next(results)
+        assert indices(spawner.was_told(1, "run")) == [2, 3]
+        spawner.say(1, type="closed")
+        for index in (2, 3):
+            spawner.finish(1, index)
+        next(results)
+        next(results)
+        assert indices(spawner.was_told(1, "run")) == [4]
+        spawner.say(1, **row(4))
+        assert len(next(results)) == 1
+        assert next(results) == []  # all rows are here, and yet it is not over
+        spawner.say(1, type="closed")
+        assert list(results) in ([], [[]])
 
 
 def test_a_worker_that_got_its_place_late_works_like_any_other() -> None:
@@ -123,7 +155,7 @@ def test_a_worker_that_got_its_place_late_works_like_any_other() -> None:
             given = indices(spawner.was_told(2, "run"))
             assert len(given) == 2
             for index in given:
-                spawner.say(2, **row(index))
+                spawner.finish(2, index)
             done += given
         assert sum(len(group) for group in results) == 2
         assert sorted(done) == [0, 1, 2, 3]
@@ -164,8 +196,8 @@ def test_times_are_told_by_the_clock_of_whoever_hears_them() -> None:
             next(results)
         paces = [told["pace"] for told in spawner.was_told(1, "pace")]
         assert 20 < paces[-1]["not_before"] - there < 35
-        spawner.say(1, **row(0))
-        spawner.say(1, **row(1))
+        spawner.finish(1, 0)
+        spawner.finish(1, 1)
         assert sum(len(group) for group in results) == 2
 
 
@@ -177,5 +209,5 @@ def test_the_machine_that_is_worst_off_counts() -> None:
         for _ in range(8):
             next(results)
         assert "little memory is left" in pacer.words
-        spawner.say(1, **row(0))
+        spawner.finish(1, 0)
         assert sum(len(group) for group in results) == 1
