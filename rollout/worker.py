@@ -1,9 +1,9 @@
 """A worker process: many rollouts at once in one event loop, each ending as one row sent to the parent.
 
-The row is sent as soon as there is one, for it is paid for; then the rollout's sandbox is closed, and the parent is told.
-A worker writes no file of the run. It ends when its socket closes, that is, with the parent or when it is
-not needed any more, and takes every rollout and sandbox with it. A fault of the program in one rollout is recorded as
-that rollout's failure, with its traceback in the run's log; the others go on.
+The row is sent as soon as there is one, for it is paid for; then the rollout's sandbox is closed, and the parent told.
+A worker writes no file of the run. It ends when its socket closes, that is, with the parent or when it is not needed
+any more, and takes every rollout and sandbox with it. A fault of the program in one rollout is recorded as that
+rollout's failure, with its traceback in the run's log; the others go on.
 """
 
 from __future__ import annotations
