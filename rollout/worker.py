@@ -32,6 +32,7 @@ from rollout.session import Session, Stage
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
 PING_SECONDS = 5.0
+_BEGUN_TOGETHER = 4  # in one turn of the loop; were it hundreds, all their requests would leave as late as the last
 TELL_SECONDS = 0.2  # between two reports of what requests met with
 _CLOSE_SECONDS = 3.0  # what cancelled rollouts get to remove their sandboxes
 _END_SECONDS = 4  # after that the process is ended from outside: by the spawner, or by the kernel where that is gone
@@ -51,6 +52,7 @@ class Worker:
     sessions: set[Session] = field(default_factory=set)
     prepare: Prepare = dict  # the settings for the machine it runs on
     gate: Gate = field(default_factory=Gate)
+    _begun: int = 0
     _told: Seen = field(default_factory=Seen)
     _spent: Spending = field(default_factory=Spending)  # by rollouts that are over
     _told_spent: Spending = field(default_factory=Spending)
@@ -86,6 +88,9 @@ class Worker:
                 task = asyncio.create_task(self._rollout(sample, frame.header["batch_num"]))
                 self.running.add(task)
                 task.add_done_callback(self._ended)
+                self._begun += 1
+                if self._begun % _BEGUN_TOGETHER == 0:
+                    await asyncio.sleep(0)
             case "pace":
                 self.gate.pace(**frame.header["pace"])
             case "finish":
