@@ -34,7 +34,7 @@ _LEAST_RATE = 0.05
 _MAX_PAUSE_SECONDS = 4.0
 _PROBE_SECONDS = 0.3  # in which a refusal comes, if one comes
 _FEW = 4  # open requests
-_OPEN_SECONDS = 30.0  # as many open requests as were taken so recently are not what an endpoint minds
+_OPEN_SECONDS = 5.0  # as many open requests as were taken so recently are not what an endpoint minds
 _START_FACTOR = 1.75  # of growth while no limit is known
 _MIN_STEP_SECONDS = 0.5
 _FIRST_CUT, _LATER_CUT = 0.85, 0.97
@@ -42,12 +42,14 @@ _WORST = 0.5  # of a bound may be left by a cut, whatever was measured
 _NEAR = 0.99  # of where the limit was seen: up to there growth is quick
 _QUICK = 0.7  # of what is missing, each second
 _CREEP = 0.008  # of growth a second beyond
-_CREEP_GROWTH = 0.5  # of that, with every second that nobody minds
-_CREEP_ANSWERS = 20.0  # a second; where fewer come, it grows in proportion, for each refusal weighs more among them
+_CREEP_GROWTH = 2.0  # of that, with every second that nobody minds
+# Answers a second; where fewer come, it creeps in proportion, for each refusal weighs more among them. At a limit of a
+# rate more are refused each time, for it is seen late: first goes what was saved up.
+_OPEN_CREEP_ANSWERS, _RATE_CREEP_ANSWERS = 20.0, 60.0
 _BOLD_CREEP = 0.03
 _UNSURE_CREEP = 0.1
 _SURE_ANSWERS = 20  # fewer before the first refusal say next to nothing of where the limit is
-_MAX_CREEP = 0.2
+_MAX_CREEP = 0.5
 _USED = 0.85  # of a bound must be in use for it to be raised
 _SLOWER = 2.0  # times the best answer time: growth must be worth it from here on
 _MUCH_SLOWER = 4.0
@@ -99,10 +101,11 @@ class Pace:
 class _Bound:
     """A value just below a limit that is only seen when it is met."""
 
-    def __init__(self, value: float, floor: float) -> None:
+    def __init__(self, value: float, floor: float, creep_answers: float) -> None:
         self.value = value
         self.known = False  # whether the limit was ever met
         self._floor = floor
+        self._creep_answers = creep_answers
         self._limit = inf
         self._creep = _CREEP
 
@@ -138,13 +141,13 @@ class _Bound:
             self.value += max(missing * min(_QUICK * seconds, 1.0), 0.002 * self.value * seconds)
         else:
             if self._creep < _BOLD_CREEP:
-                seconds = min(seconds, answers / _CREEP_ANSWERS)
+                seconds = min(seconds, answers / self._creep_answers)
             self.value *= 1 + min(self._creep * seconds, 0.25)
             self._creep = min(self._creep * (1 + _CREEP_GROWTH * seconds), _MAX_CREEP)
 
 
 def _unbounded() -> _Bound:
-    return _Bound(inf, _LEAST_RATE)
+    return _Bound(inf, _LEAST_RATE, _RATE_CREEP_ANSWERS)
 
 
 @dataclass
@@ -152,7 +155,7 @@ class Controller:
     """See the module. Times are monotonic seconds, the same clock for all processes of a machine."""
 
     max_rollouts: int = MAX_ROLLOUTS
-    _requests: _Bound = field(default_factory=lambda: _Bound(START_REQUESTS, 1.0))
+    _requests: _Bound = field(default_factory=lambda: _Bound(START_REQUESTS, 1.0, _OPEN_CREEP_ANSWERS))
     _rate: _Bound = field(default_factory=_unbounded)
     _answers: deque[tuple[float, int]] = field(default_factory=deque)
     _accepted: deque[tuple[float, int]] = field(default_factory=deque)  # sent and not refused
@@ -165,6 +168,7 @@ class Controller:
     _met: deque[tuple[float, float]] = field(
         default_factory=lambda: deque(maxlen=_TELLING_TIMES)
     )  # open, a second, at refusals
+    _found: float = inf  # open requests at which refusals came again and again
     _refused: bool = False
     _cut_at: float = -inf
     _pause_seconds: float = 0.0  # between two looks at an endpoint that takes nothing
@@ -206,8 +210,8 @@ class Controller:
             self._cut(now)
         else:
             just_cut = now - self._cut_at < _PROBE_SECONDS
-            if just_cut and not self._rate.known:  # only now all workers have told what was taken beside the refusal
-                self._requests.at_least(sum(seen.most_open - seen.refused for seen in self._open.values()))
+            if just_cut:
+                self._hear_more()
             if now >= self._not_before:
                 self._grow(host, passed, now)
         if rollouts:
@@ -215,6 +219,15 @@ class Controller:
             self._busy_share += (min(busy, 1.0) - self._busy_share) * min(passed, 1.0) * 0.2
         requests = min(self._requests.value, self._reopened(open_requests, now))
         return Pace(self._rollouts(rollouts, host), requests, self._rate.value, self._not_before, self._told(now))
+
+    def _hear_more(self) -> None:
+        """Take note of what was taken beside the latest refusal: only now all workers have told."""
+        beside = sum(seen.most_open - seen.refused for seen in self._open.values())
+        if not self._rate.known and self._found == inf:
+            self._requests.at_least(beside)
+        if self._met:
+            most_open, per_second = self._met[-1]
+            self._met[-1] = max(most_open, beside), per_second
 
     def _reopened(self, open_requests: int, now: float) -> float:
         """Return how many requests may be open at an endpoint that took none a moment ago: one tells as much as all."""
@@ -243,17 +256,22 @@ class Controller:
         self._met.append((most_open, per_second))
         open_spread, rate_spread = (_spread(values) for values in zip(*self._met, strict=True))
         open_tells = len(self._met) == _TELLING_TIMES and most_open >= _FEW and open_spread <= _SAME_PLACE < rate_spread
+        open_tells = open_tells or (not again and abs(most_open / self._found - 1) <= _SAME_PLACE)
         cuts_open = not taken_before and open_spread <= rate_spread / _TELLING_SPREAD
         if open_tells:
             self._rate = _unbounded()
-            self._requests.found(most_open)
+            self._found = min(most_open for most_open, _ in self._met)
+            self._requests.found(self._found)
+            self._taken = deque([(now, most_open)])  # what was taken before the limit fell says nothing any more
         elif cuts_open:
             self._requests.cut(most_open, again=again, unsure=unsure)
         # Open requests bound the rate as well, so they are cut first, unless they are too few to be cut by a little.
-        needed = self._rate.known or again or taken_before or most_open < _FEW
-        rate_tells = needed and rate_spread <= open_spread / _TELLING_SPREAD
+        few = most_open < _FEW
+        needed = self._rate.known or again or taken_before or few
+        rate_tells = needed and (few or rate_spread <= open_spread / _TELLING_SPREAD)
         if not open_tells and (rate_tells or not cuts_open):
             self._rate.cut(per_second, again=again, unsure=unsure)
+            self._found = inf
         self._cut_at = now
         self._why = "the endpoint's limit"
 

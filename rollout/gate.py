@@ -7,7 +7,6 @@ controller of all workers has had its say: what is on its way already is refused
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +18,8 @@ from rollout.controller import MAX_WAIT_SECONDS, Seen
 from rollout.wall import waiting_for_turn
 
 _BRAKE_SECONDS = 0.1
+_RAMP_SECONDS = 0.2  # in which more places are taken up
+_SLOW_RAMP_SECONDS = 0.5  # after a refusal
 _BURST_SECONDS = 0.05  # of the allowed rate may be saved up
 _MOST_SECONDS = 256  # answer times of one report
 
@@ -38,11 +39,58 @@ class Passage:
 
 
 @dataclass
+class Places:
+    """How many requests may be open. New places are taken up one after another: when they are too many, few find out.
+
+    Times are monotonic seconds.
+    """
+
+    _most: float = inf
+    _first: float = inf  # at that time
+    _at: float = -inf
+    _ramp_seconds: float = _RAMP_SECONDS
+
+    def allow(self, most: float, now: float) -> None:
+        """Set how many there are; one more than there were may be taken at once."""
+        if now >= self._at:
+            ended = now >= self._at + self._ramp_seconds
+            self._first, self._at = self.at(now) + 1, now
+            self._ramp_seconds = _RAMP_SECONDS if ended else self._ramp_seconds
+        self._first = min(self._first, most)
+        self._most = most
+
+    def refused(self, still_open: int, now: float) -> None:
+        """Take none for a moment, and then slowly."""
+        self._first, self._at, self._ramp_seconds = still_open + 1, now + _BRAKE_SECONDS, _SLOW_RAMP_SECONDS
+
+    def left(self, still_open: int, now: float) -> None:
+        """Take note of a request that is over: what became free after a refusal is not taken up at once either."""
+        if now < self._at:
+            self._first = min(self._first, still_open + 1)
+
+    def at(self, now: float) -> float:
+        """Return how many may be open at this time."""
+        if now < self._at:
+            return 0
+        if now >= self._at + self._ramp_seconds or self._first >= self._most:
+            return self._most
+        return self._first + (self._most - self._first) * (now - self._at) / self._ramp_seconds
+
+    def when(self, wanted: float) -> float:
+        """Return the time from which so many may be open; infinite when never."""
+        if wanted > self._most:
+            return inf
+        if wanted <= self._first or self._first >= self._most:
+            return self._at
+        return self._at + (wanted - self._first) / (self._most - self._first) * self._ramp_seconds
+
+
+@dataclass
 class Gate:
     """See the module. Belongs to one event loop; ``on_refusal`` is called when there is something to tell at once."""
 
     on_refusal: Callable[[], None] = lambda: None
-    _places: int = sys.maxsize
+    _places: Places = field(default_factory=Places)
     _per_second: float = inf
     _not_before: float = -inf
     _saved: float = 1.0  # requests that may be sent now
@@ -75,7 +123,7 @@ class Gate:
     def pace(self, requests: float, per_second: float, not_before: float) -> None:
         """Set how many requests may be open, how many may be sent a second, and when the next one may be sent."""
         self._save()
-        self._places = round(requests) if requests < inf else sys.maxsize
+        self._places.allow(requests, time.monotonic())
         self._per_second, self._not_before = per_second, not_before
         self._open_next()
 
@@ -140,7 +188,8 @@ class Gate:
 
     def _take(self) -> bool:
         """Take a turn if there is one now."""
-        if self._open >= self._places or time.monotonic() < self._not_before:
+        now = time.monotonic()
+        if self._open + 1 > self._places.at(now) or now < self._not_before:
             return False
         if self._per_second < inf:
             self._save()
@@ -174,15 +223,15 @@ class Gate:
 
     def _delay(self) -> float:
         """Return when time alone may open the gate; infinite when a request has to leave first."""
-        if self._open >= self._places:
-            return inf
-        wait = self._not_before - time.monotonic()
+        now = time.monotonic()
+        wait = max(self._places.when(self._open + 1), self._not_before) - now
         if self._per_second < inf:
             wait = max(wait, (1 - self._saved) / max(self._per_second, 1e-6))
         return max(wait, 0.001)
 
     def _note(self, passage: Passage, now: float) -> None:
         self._open -= 1
+        self._places.left(self._open, now)
         self._wait_seconds = max(self._wait_seconds, passage.wait_seconds)
         if passage.wait_seconds:
             self._not_before = max(self._not_before, now + min(passage.wait_seconds, MAX_WAIT_SECONDS))
@@ -193,7 +242,7 @@ class Gate:
             self._most_open = max(self._most_open, self._open + 1)
             return
         self._refused_since = max(self._refused_since, passage.sent_at)
-        self._not_before = max(self._not_before, now + _BRAKE_SECONDS)
+        self._places.refused(self._open, now)
         self._refused += 1
         if self._refused == 1:
             self.on_refusal()

@@ -11,11 +11,11 @@ from random import Random
 from typing import Protocol
 
 from rollout.controller import Controller, Host, Pace, Seen
+from rollout.gate import Places
 
 TELL_SECONDS = 0.2
 REFUSAL_SECONDS = 0.02
 BURST_SECONDS = 0.05
-BRAKE_SECONDS = 0.1
 
 
 class Limit(Protocol):
@@ -104,7 +104,7 @@ class Run:
     _accepted: int = 0
     _saved: float = 1.0
     _saved_at: float = 0.0
-    _braked_until: float = 0.0
+    _places: Places = field(default_factory=Places)
     _turn_comes: bool = False
     _report: dict[str, float] = field(default_factory=dict)
     _times: deque[float] = field(default_factory=deque)
@@ -142,6 +142,7 @@ class Run:
         self._forget()
         self.controller.seen(0, seen, now)
         self.pace = self.controller.decide(self._running, self.host, now)
+        self._places.allow(round(self.pace.requests), now)
         started = max(self.pace.rollouts - self._running, 0)
         self._running += started
         self._waiting += started
@@ -150,6 +151,7 @@ class Run:
 
     def _on_answer(self, now: float, sent_at: float) -> None:
         self._open -= 1
+        self._places.left(self._open, now)
         self._accepted -= 1
         self.answered[int(now)] += 1
         self._report["answered"] += 1
@@ -162,8 +164,7 @@ class Run:
     def _on_refusal(self, now: float, sent_at: float) -> None:
         self._open -= 1
         self.refused += 1
-        self._braked_until = now + BRAKE_SECONDS
-        self._at(self._braked_until, "turn")
+        self._places.refused(self._open, now)
         wait = self.limit.retry_after(now)
         report = self._report
         report["refused"] += 1
@@ -184,8 +185,8 @@ class Run:
         passed, self._saved_at = now - self._saved_at, now
         most = max(1.0, per_second * BURST_SECONDS)
         self._saved = min(self._saved + passed * per_second, most) if per_second < inf else 1e9
-        places = round(self.pace.requests) if now >= max(self.pace.not_before, self._braked_until) else 0
-        while self._waiting and self._open < places and self._saved >= 1:
+        places = self._places.at(now) if now >= self.pace.not_before else 0
+        while self._waiting and self._open + 1 <= places and self._saved >= 1:
             self._saved -= 1
             self._waiting -= 1
             self._report["sent"] += 1
@@ -196,9 +197,10 @@ class Run:
             else:
                 self._at(now + REFUSAL_SECONDS, "refusal", now)
             self._open += 1
-        if self._waiting and self._saved < 1 and not self._turn_comes:
+        when = max(self._places.when(self._open + 1), now + max(1 - self._saved, 0) / per_second)
+        if self._waiting and when < inf and not self._turn_comes:
             self._turn_comes = True
-            self._at(now + (1 - self._saved) / per_second + 1e-4, "turn")
+            self._at(max(when, now) + 1e-4, "turn")
 
     def _forget(self) -> None:
         self._report = {"sent": 0, "answered": 0, "refused": 0, "since": 0.0, "wait": 0.0, "most": self._accepted}

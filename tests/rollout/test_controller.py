@@ -63,6 +63,31 @@ def test_it_follows_a_limit_that_changes(before: int, after: int) -> None:
     assert run.refused_share < 0.02
 
 
+@pytest.mark.parametrize(
+    ("limit", "capacity", "share"),
+    [
+        (OpenAtOnce(lambda _: 150), 150, 0.005),
+        (OpenAtOnce(lambda now: 15 if now < 20 else 60), 45, 0.01),
+        (OpenAtOnce(lambda now: 60 if now < 20 else 15), 30, 0.025),
+        (Bucket(lambda _: 50, 50), 50, 0.01),
+        (Bucket(lambda now: 60 if now < 20 else 20, 20), 100 / 3, 0.02),
+    ],
+)
+def test_nine_tenths_of_a_minute_are_used_though_nobody_told_it_where_to_begin(
+    limit: Limit, capacity: float, share: float
+) -> None:
+    """Growth from the start included; hardly more than the first few of what is too much is ever sent."""
+    run = Run(limit, about(1.0)).play()
+    assert run.rate(0, 60) >= 0.9 * capacity
+    assert run.refused_share < share
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_one_request_at_a_time_is_enough_it_is_the_rate_that_is_bound(seed: int) -> None:
+    run = Run(Bucket(lambda _: 5, 5), about(0.05), seconds=120, random=Random(seed)).play()
+    assert run.refused_share < 0.04
+
+
 def test_a_limit_that_falls_and_rises_again_is_found_both_times() -> None:
     run = Run(OpenAtOnce(lambda now: 15 if 20 < now < 40 else 40), about(1.0), seconds=60).play()
     assert run.rate(0, 60) >= 0.8 * (40 + 15 + 40) / 3

@@ -4,10 +4,11 @@ import asyncio
 import time
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.gate import Gate, GateClosedError
+from rollout.gate import Gate, GateClosedError, Places
 from rollout.pacer import divided
 
 
@@ -135,3 +136,32 @@ def test_once_closed_it_lets_nobody_through_but_what_is_under_way_is_answered() 
     ends, paused = asyncio.run(run())
     assert ends == [type(None), GateClosedError, asyncio.CancelledError, GateClosedError]
     assert paused < 5
+
+
+def test_new_places_are_taken_up_one_after_another() -> None:
+    places = Places()
+    assert places.at(0) == inf
+    places.allow(10, 0)
+    assert places.at(0) == 10  # nothing was open that could be minded
+    places.allow(30, 5)
+    assert [places.at(now) for now in (5, 5.1, 5.2, 9)] == [11, pytest.approx(20.5), 30, 30]
+    assert [places.when(wanted) for wanted in (11, 20.5, 30, 31)] == [5, pytest.approx(5.1), pytest.approx(5.2), inf]
+    places.allow(4, 6)
+    assert places.at(6) == 4
+
+
+def test_after_a_refusal_places_are_taken_up_slowly_from_what_is_still_open() -> None:
+    places = Places()
+    places.allow(30, 0)
+    places.refused(28, 10)
+    assert places.at(10.05) == 0
+    places.left(20, 10.05)  # what became free is not taken up at once
+    assert places.at(10.1) == 21
+    assert places.when(22) == pytest.approx(10.1 + 0.5 / 9)
+    places.allow(25, 10.2)  # told by the controller: it goes on from there, no faster
+    assert places.at(10.2) == pytest.approx(21 + 9 * 0.2 + 1)
+    assert places.at(10.4) < 25
+    assert places.at(10.8) == 25
+    places.refused(25, 20)
+    places.allow(12, 20.05)
+    assert [places.at(20.05), places.at(20.1)] == [0, 12]
