@@ -168,6 +168,7 @@ class Controller:
     _met: deque[tuple[float, float]] = field(
         default_factory=lambda: deque(maxlen=_TELLING_TIMES)
     )  # open, a second, at refusals
+    _met_at: float = -inf
     _found: float = inf  # open requests at which refusals came again and again
     _refused: bool = False
     _cut_at: float = -inf
@@ -209,8 +210,7 @@ class Controller:
             self._refused = False
             self._cut(now)
         else:
-            just_cut = now - self._cut_at < _PROBE_SECONDS
-            if just_cut:
+            if now - self._met_at < _PROBE_SECONDS:
                 self._hear_more()
             if now >= self._not_before:
                 self._grow(host, passed, now)
@@ -225,9 +225,8 @@ class Controller:
         beside = sum(seen.most_open - seen.refused for seen in self._open.values())
         if not self._rate.known and self._found == inf:
             self._requests.at_least(beside)
-        if self._met:
-            most_open, per_second = self._met[-1]
-            self._met[-1] = max(most_open, beside), per_second
+        most_open, per_second = self._met[-1]
+        self._met[-1] = max(most_open, beside), per_second
 
     def _reopened(self, open_requests: int, now: float) -> float:
         """Return how many requests may be open at an endpoint that took none a moment ago: one tells as much as all."""
@@ -254,13 +253,14 @@ class Controller:
         most_open = self._most_open()
         taken_before = most_open < _USED * max(most for _, most in self._taken)
         self._met.append((most_open, per_second))
+        self._met_at = now
         open_spread, rate_spread = (_spread(values) for values in zip(*self._met, strict=True))
         open_tells = len(self._met) == _TELLING_TIMES and most_open >= _FEW and open_spread <= _SAME_PLACE < rate_spread
         open_tells = open_tells or (not again and abs(most_open / self._found - 1) <= _SAME_PLACE)
         cuts_open = not taken_before and open_spread <= rate_spread / _TELLING_SPREAD
         if open_tells:
             self._rate = _unbounded()
-            self._found = min(most_open for most_open, _ in self._met)
+            self._found = min(met for met, _ in self._met) if open_spread <= _SAME_PLACE else most_open
             self._requests.found(self._found)
             self._taken = deque([(now, most_open)])  # what was taken before the limit fell says nothing any more
         elif cuts_open:

@@ -53,7 +53,7 @@ class Places:
     def allow(self, most: float, now: float) -> None:
         """Set how many there are; one more than there were may be taken at once."""
         if now >= self._at:
-            ended = now >= self._at + self._ramp_seconds
+            ended = now >= self._at + self._ramp_seconds or self._first >= self._most
             self._first, self._at = self.at(now) + 1, now
             self._ramp_seconds = _RAMP_SECONDS if ended else self._ramp_seconds
         self._first = min(self._first, most)
@@ -72,7 +72,7 @@ class Places:
         """Return how many may be open at this time."""
         if now < self._at:
             return 0
-        if now >= self._at + self._ramp_seconds or self._first >= self._most:
+        if now >= self._at + self._ramp_seconds or self._first >= self._most or self._most == inf:
             return self._most
         return self._first + (self._most - self._first) * (now - self._at) / self._ramp_seconds
 
@@ -223,6 +223,7 @@ class Gate:
 
     def _delay(self) -> float:
         """Return when time alone may open the gate; infinite when a request has to leave first."""
+        self._save()
         now = time.monotonic()
         wait = max(self._places.when(self._open + 1), self._not_before) - now
         if self._per_second < inf:

@@ -33,7 +33,6 @@ from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
 SILENCE_SECONDS = 30.0  # a worker that says nothing for so long is stuck; it says something every few seconds
 START_SECONDS = 180.0  # the same for its first word: importing on a machine that is short of everything
-CLOSING_SECONDS = 120.0  # that sandboxes are waited for when all rows are here; a container engine can be slow
 STOP_SECONDS = 4.0  # what cancelled rollouts get to clean up before their worker is killed
 _MAX_PAUSE_SECONDS = 2.0  # between two looks at the workers, when nothing keeps this process from looking
 _MAX_STILLBORN = 10  # attempts in a row to start workers, none of which ever says a word
@@ -96,7 +95,6 @@ class Pool:
     _failed_attempt: int = 0
     _stillborn: int = 0  # failed attempts in a row
     _listened_at: float = field(default_factory=time.monotonic)
-    _worked_at: float = field(default_factory=time.monotonic)  # when a rollout last ran, or might have
     _spent: dict[int, Spending] = field(default_factory=dict)  # by worker number, of dead ones too
 
     def __enter__(self) -> Self:
@@ -154,29 +152,22 @@ class Pool:
         """
         self._pending = Jobs(jobs)
         while not self.interrupt.count:
-            if reason := self.watch():
+            if self._has_work and (reason := self.watch()):
                 raise PoolError(reason)
             self._tell_pace()
             if not self.stopped:
                 self._attempts += 1
                 self._dispatch()
                 self._dispatch_suspects()
-            if self.in_flight or not (self.stopped or not (self._pending or self._suspects)):
-                self._worked_at = time.monotonic()
-            elif self._has_closed():
+            if not self._has_work and not self._is_busy:
                 return
             yield self._wait(timeout_seconds=PACE_SECONDS if self.pacer else 1.0)
         yield from self._cancel_all()
 
-    def _has_closed(self) -> bool:
-        """Whether no sandbox is left, or none is waited for any longer."""
-        left = sum(worker.closing for worker in self._workers.values())
-        if left and time.monotonic() - self._worked_at < CLOSING_SECONDS:
-            return False
-        if left:
-            text = f"sandboxes that are still not gone: {left}; what stays of them is removed by --clean"
-            self.on_log({"level": "warning", "text": text})
-        return True
+    @property
+    def _has_work(self) -> bool:
+        """Whether rollouts run, or will; not when only sandboxes are still closed."""
+        return self.in_flight > 0 or (not self.stopped and bool(self._pending or self._suspects))
 
     @property
     def _may_spawn(self) -> bool:
@@ -188,7 +179,7 @@ class Pool:
         crew = [worker for worker in self._workers.values() if not worker.solo and (worker.spoke or not worker.waits)]
         while self._pending and (self.pacer is None or self.pacer.allows(self.in_flight)):
             worker = min(crew, key=lambda each: each.load, default=None)
-            if self._may_spawn and (worker is None or (worker.jobs and len(crew) < self.num_workers)):
+            if self._may_spawn and (worker is None or (worker.load and len(crew) < self.num_workers)):
                 worker = self._spawn(solo=False)
                 crew.append(worker)
             if worker is None or worker.load >= self.per_worker:

@@ -34,6 +34,7 @@ from rollout.wire import READ_BYTES, Frame, FrameBuffer
 PING_SECONDS = 5.0
 _BEGUN_TOGETHER = 4  # in one turn of the loop; were it hundreds, all their requests would leave as late as the last
 TELL_SECONDS = 0.2  # between two reports of what requests met with
+CLOSING_SECONDS = 120.0  # that a sandbox is waited for when its rollout is over; a container engine can be slow
 _CLOSE_SECONDS = 3.0  # what cancelled rollouts get to remove their sandboxes
 _END_SECONDS = 4  # after that the process is ended from outside: by the spawner, or by the kernel where that is gone
 
@@ -105,6 +106,8 @@ class Worker:
         await self._run(session)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this one
+        while task.cancelling():  # its row says so, and that was all: what is closed now has a time limit of its own
+            task.uncancel()
         self.running.discard(task)
         self.closing.add(task)
         await self._close(session)
@@ -129,11 +132,16 @@ class Worker:
 
     async def _close(self, session: Session) -> None:
         """Close the sandbox, and say when that is over. The row is sent: what goes wrong now does not touch it."""
+        name = f"the sandbox of prompt {session.sample.index}"
         try:
-            await session.close()
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await session.close()
+        except TimeoutError:
+            self.log("warning", f"{name} is not gone after {CLOSING_SECONDS:.0f} s; --clean removes what stays of it")
         except Exception:  # noqa: BLE001 - one of the few places that record whatever goes wrong
-            self.log("trace", f"the sandbox of prompt {session.sample.index}: {traceback.format_exc()}")
-        self._send(Frame({"type": "closed"}))
+            self.log("trace", f"{name}: {traceback.format_exc()}")
+        finally:
+            self._send(Frame({"type": "closed"}))
 
     def _send_row(self, session: Session, row: Row) -> None:
         self.sessions.discard(session)

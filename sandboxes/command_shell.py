@@ -137,7 +137,7 @@ class CommandShell(ABC, Generic[JobT, ResidentT]):
     async def confirm_alive(self) -> None:
         """Find out whether a command was lost alone or with the sandbox. Raises SandboxError in the second case."""
         if self._resident and not await self._resident.answers(ANSWER_SECONDS):
-            self._resident.let_go()
+            self._resident.put_down()  # were it only let go of, it would end the sandbox once it wakes up
         await self.ensure_alive()
 
     def close(self) -> None:

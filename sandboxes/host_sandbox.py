@@ -88,11 +88,13 @@ class HostSandbox(ShellSandbox[Job, Resident]):
         if not self._plan.restartable:
             self._shell.close()
             ended = [await end(process, END_SECONDS) for process in self._host_shell.processes]
-        is_quick = all(ended) and self._host_shell.runs_nothing and processes.no_orphan_lives()
-        if not (is_quick and self._destroy_if_small()):
-            await asyncio.to_thread(self._destroy)
-        if self._plan.restartable:
-            await self._host_shell.put_down()
+        try:
+            is_quick = all(ended) and self._host_shell.runs_nothing and processes.no_orphan_lives()
+            if not (is_quick and self._destroy_if_small()):
+                await asyncio.to_thread(self._destroy)
+        finally:
+            if self._plan.restartable:
+                await self._host_shell.put_down()
 
     def _destroy_if_small(self) -> bool:
         self._plan.destroy(self._host_shell.processes)

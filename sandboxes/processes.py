@@ -40,9 +40,17 @@ def process(pid: int) -> Process | None:
     """Look one up; None when it is gone, a zombie, or a thread of the kernel."""
     line, uid = _read(f"/proc/{pid}/stat")
     fields = line.rpartition(b") ")[2].split()  # the name before it may hold anything
-    if not fields or fields[0] in b"ZX" or int(fields[6]) & _KERNEL_THREAD:
+    if not fields or int(fields[6]) & _KERNEL_THREAD or (fields[0] in b"ZX" and not _has_threads(pid)):
         return None
     return Process(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), uid)
+
+
+def _has_threads(pid: int) -> bool:
+    """Tell whether threads live on, which they can when the first one of a process has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208 (names are all)
+    except OSError:
+        return False
 
 
 def own_processes() -> Iterator[Process]:
@@ -166,6 +174,6 @@ def _belongs(pid: int, folder: Path, sessions: set[int]) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Kill one process; a process that has just gone is no error."""
-    with contextlib.suppress(ProcessLookupError):
+    """Kill one process; one that has just gone is no error, nor one that has become another user's."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-import pytest
 
 from rollout.controller import Controller
 from rollout.jobs import Job, Outcome
@@ -71,16 +69,14 @@ class Elsewhere:
 
 
 @contextmanager
-def pool_of(
-    workers: int, jobs: int, pacer: Pacer | None = None, on_log: Callable[[dict[str, Any]], None] = lambda _line: None
-) -> Iterator[tuple[Elsewhere, Iterator[list[Outcome]]]]:
+def pool_of(workers: int, jobs: int, pacer: Pacer | None = None) -> Iterator[tuple[Elsewhere, Iterator[list[Outcome]]]]:
     spawner = Elsewhere()
     samples = [Sample(index, f"question {index}") for index in range(jobs)]
     pool = Pool(
         Frame({"type": "settings"}),
         num_workers=workers,
         per_worker=2,
-        on_log=on_log,
+        on_log=lambda _line: None,
         pacer=pacer or Pacer(Controller()),
         start_spawner=lambda _log_file: spawner,
     )
@@ -143,18 +139,6 @@ def test_the_next_rollout_begins_while_the_sandbox_of_the_last_one_is_closed() -
         assert next(results) == []  # all rows are here, and yet it is not over
         spawner.say(1, type="closed")
         assert list(results) in ([], [[]])
-
-
-def test_a_sandbox_that_is_never_gone_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout.pool.CLOSING_SECONDS", 0.5)
-    told: list[str] = []
-    with pool_of(workers=1, jobs=1, on_log=lambda line: told.append(line["text"])) as (spawner, results):
-        next(results)
-        spawner.ping(1)
-        next(results)
-        spawner.say(1, **row(0))
-        assert sum(len(group) for group in results) == 1
-    assert [text.partition(";")[0] for text in told] == ["sandboxes that are still not gone: 1"]
 
 
 def test_a_worker_that_got_its_place_late_works_like_any_other() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,19 @@ class TestEnd:
 
         run(kind, body)
 
+    @pytest.mark.parametrize("kind", HOST_KINDS)
+    def test_a_process_whose_first_thread_has_ended_while_others_go_on(self, kind: str) -> None:
+        code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start()"
+        code += "; ctypes.CDLL(None).pthread_exit(0)"
+
+        async def body(sandbox: Sandbox) -> list[int]:
+            await sandbox.exec(f"python3 -c {shlex.quote(code)} >/dev/null 2>&1 &", timeout_seconds=MINUTE)
+            assert await until(lambda: bool(headless()))
+            return headless()
+
+        (left,) = run(kind, body)
+        assert wait_until(lambda: left not in headless())
+
     def test_descriptors_are_given_back(self, kind: str) -> None:
         async def body(sandbox: Sandbox) -> None:
             await sandbox.exec("sleep 1000.11 & echo x", timeout_seconds=MINUTE)
@@ -62,6 +77,18 @@ class TestEnd:
         before = descriptors()
         run(kind, body)
         assert wait_until(lambda: descriptors() <= before)
+
+
+def headless() -> list[int]:
+    """The processes whose first thread has ended while others live."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    found = []
+    for pid in pids:
+        with suppress(OSError):
+            is_zombie = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+            if is_zombie and len(list(Path(f"/proc/{pid}/task").iterdir())) > 1:
+                found.append(pid)
+    return found
 
 
 OWNER = """
