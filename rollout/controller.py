@@ -37,6 +37,7 @@ _FEW = 4  # open requests
 _OPEN_SECONDS = 5.0  # as many open requests as were taken so recently are not what an endpoint minds
 _START_FACTOR = 1.75  # of growth while no limit is known
 _MIN_STEP_SECONDS = 0.5
+_RESTLESS_SECONDS = 15.0  # after what was taken has fallen at once
 _FIRST_CUT, _LATER_CUT = 0.85, 0.97
 _WORST = 0.5  # of a bound may be left by a cut, whatever was measured
 _NEAR = 0.99  # of where the limit was seen: up to there growth is quick
@@ -109,10 +110,11 @@ class _Bound:
         self._limit = inf
         self._creep = _CREEP
 
-    def cut(self, measured: float, *, again: bool, unsure: bool = False) -> None:
+    def cut(self, measured: float, *, again: bool, unsure: bool = False, restless: bool = False) -> None:
         """Go below where ``measured`` was, and further when a refusal came just before: ``again``.
 
-        ``unsure``: it was measured in next to nothing, and may be far below the limit.
+        ``unsure``: it was measured in next to nothing, and may be far below the limit. ``restless``: the limit has
+        moved, or another one, and where it is now is soon to be known.
         """
         least = self._floor if self.value == inf else max(self.value * _WORST, self._floor)
         limit = min(self.value, max(measured, least))
@@ -120,7 +122,8 @@ class _Bound:
         self.value = max(limit * factor, self._floor)
         # Cuts that follow each other at once may have gone too far: what was measured is no limit to be wary of.
         unsure = unsure and not self.known
-        self.known, self._limit, self._creep = True, self.value if again else limit, _BOLD_CREEP if again else _CREEP
+        self.known, self._limit = True, self.value if again else limit
+        self._creep = _BOLD_CREEP if again or restless else _CREEP
         if unsure:
             self._limit, self._creep = self.value, _UNSURE_CREEP
 
@@ -169,6 +172,7 @@ class Controller:
         default_factory=lambda: deque(maxlen=_TELLING_TIMES)
     )  # open, a second, at refusals
     _met_at: float = -inf
+    _fell_at: float = -inf
     _found: float = inf  # open requests at which refusals came again and again
     _refused: bool = False
     _cut_at: float = -inf
@@ -270,7 +274,10 @@ class Controller:
         needed = self._rate.known or again or taken_before or few
         rate_tells = needed and (few or rate_spread <= open_spread / _TELLING_SPREAD)
         if not open_tells and (rate_tells or not cuts_open):
-            self._rate.cut(per_second, again=again, unsure=unsure)
+            if again and taken_before and not few:
+                self._fell_at = now
+            restless = now - self._fell_at < _RESTLESS_SECONDS
+            self._rate.cut(per_second, again=again, unsure=unsure, restless=restless)
             self._found = inf
         self._cut_at = now
         self._why = "the endpoint's limit"
