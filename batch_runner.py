@@ -369,7 +369,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.log("warning", interrupted_line(resume))
         return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the other place that records whatever goes wrong
+    except Exception as error:  # noqa: BLE001 - one of the few places that record whatever goes wrong
         text = f"a fault of this program: {type(error).__name__}: {error}"
         console.log("error", f"{text}; resume with: {resume}")
         return EXIT_INCOMPLETE

@@ -171,8 +171,8 @@ class Controller:
     _met: deque[tuple[float, float]] = field(
         default_factory=lambda: deque(maxlen=_TELLING_TIMES)
     )  # open, a second, at refusals
-    _met_at: float = -inf
-    _fell_at: float = -inf
+    _met_at: float = -inf  # the latest of them
+    _fell_at: float = -inf  # when refusals followed each other though less and less was asked
     _found: float = inf  # open requests at which refusals came again and again
     _refused: bool = False
     _cut_at: float = -inf
@@ -260,9 +260,9 @@ class Controller:
         self._met_at = now
         open_spread, rate_spread = (_spread(values) for values in zip(*self._met, strict=True))
         open_tells = len(self._met) == _TELLING_TIMES and most_open >= _FEW and open_spread <= _SAME_PLACE < rate_spread
-        open_tells = open_tells or (not again and abs(most_open / self._found - 1) <= _SAME_PLACE)
+        where_it_was_found = not again and abs(most_open / self._found - 1) <= _SAME_PLACE
         cuts_open = not taken_before and open_spread <= rate_spread / _TELLING_SPREAD
-        if open_tells:
+        if open_tells or where_it_was_found:
             self._rate = _unbounded()
             self._found = min(met for met, _ in self._met) if open_spread <= _SAME_PLACE else most_open
             self._requests.found(self._found)
@@ -273,7 +273,7 @@ class Controller:
         few = most_open < _FEW
         needed = self._rate.known or again or taken_before or few
         rate_tells = needed and (few or rate_spread <= open_spread / _TELLING_SPREAD)
-        if not open_tells and (rate_tells or not cuts_open):
+        if not (open_tells or where_it_was_found) and (rate_tells or not cuts_open):
             if again and taken_before and not few:
                 self._fell_at = now
             restless = now - self._fell_at < _RESTLESS_SECONDS

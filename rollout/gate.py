@@ -46,8 +46,8 @@ class Places:
     """
 
     _most: float = inf
-    _first: float = inf  # at that time
-    _at: float = -inf
+    _first: float = inf  # how many of them may be taken when the ramp begins
+    _at: float = -inf  # when it begins
     _ramp_seconds: float = _RAMP_SECONDS
 
     def allow(self, most: float, now: float) -> None:

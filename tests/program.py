@@ -60,6 +60,12 @@ class Ended:
     stderr: str
 
     @property
+    def told(self) -> str:
+        """What it says on stderr, but for what dead runs of other tests have left, which any run may find."""
+        lines = self.stderr.splitlines(keepends=True)
+        return "".join(line for line in lines if not line.endswith(" sandboxes that a dead run had left behind\n"))
+
+    @property
     def last_line(self) -> str:
         """Of the report."""
         return self.stdout.rstrip().rpartition("\n")[2]

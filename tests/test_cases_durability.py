@@ -116,8 +116,8 @@ def test_a_file_that_cannot_be_written_stops_the_run(place: Workplace) -> None:
         ended = place.ended(process, LONG - 10)
     assert ended.code == 1
     assert ended.stdout == ""
-    assert ended.stderr.startswith("error: cannot write data/r/batch_1.jsonl: Is a directory; resume with: ")
-    assert ended.stderr.count("\n") == 1
+    assert ended.told.startswith("error: cannot write data/r/batch_1.jsonl: Is a directory; resume with: ")
+    assert ended.told.count("\n") == 1
     assert place.json("checkpoint.json")["completed_prompts"] == [0]
     assert [prompt_of(json.loads(line)) for line in (place.run_dir() / "batch_0.jsonl").read_bytes().splitlines()] == [
         "first"

@@ -98,7 +98,7 @@ def test_a_distribution_that_leaves_no_tool_ends_it_at_the_door(place: Workplace
 
 def test_the_distributions_are_listed_with_what_is_missing_here(place: Workplace) -> None:
     ended = place.run_words("--list_distributions")
-    assert (ended.code, ended.stderr) == (0, "")
+    assert (ended.code, ended.told) == (0, "")
     assert not list(place.path.iterdir())
     lines = ended.stdout.splitlines()
     names = [line.partition(":")[0] for line in lines if line and not line.startswith(" ")]

@@ -46,13 +46,12 @@ def fill(disk: Path, leave_bytes: int = 0) -> Path:
 
 
 def assert_told(ended: Ended, *words: str) -> None:
-    """One line says what is wrong, and how to go on; another may tell of what other tests' dead runs have left."""
+    """One line says what is wrong, and how to go on."""
     assert ended.code == 1, ended.stderr
-    (told,) = [line for line in ended.stderr.splitlines() if not line.startswith("removed ")]
-    assert ended.stdout == ""
-    assert told.startswith("error: cannot ")
-    assert all(word in told for word in words), told
-    assert told.endswith(" --resume")
+    assert (ended.stdout, ended.told.count("\n")) == ("", 1), ended.stderr
+    assert ended.told.startswith("error: cannot ")
+    assert all(word in ended.told for word in words), ended.stderr
+    assert ended.told.endswith(" --resume\n")
 
 
 def recorded(place: Workplace) -> list[str]:

@@ -255,9 +255,9 @@ def test_two_runs_that_are_started_at_once(place: Workplace) -> None:
         ends = [place.ended(process) for process in both]
         assert sorted(prompts_of(endpoint)) == PROMPTS
     refused, done = sorted(ends, key=lambda ended: -ended.code)
-    assert (done.code, done.stderr) == (0, "")
+    assert (done.code, done.told) == (0, "")
     assert refused.code in (1, 2)
-    assert (refused.stdout, refused.stderr.count("\n")) == ("", 1)
+    assert (refused.stdout, refused.told.count("\n")) == ("", 1)
     assert "is running this run in data/r" in refused.stderr
     assert_whole(place, PROMPTS)
 

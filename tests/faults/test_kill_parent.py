@@ -158,9 +158,9 @@ def test_a_start_sweeps_nothing_of_a_run_that_lives(place: Workplace) -> None:
     with ScriptedEndpoint(replies) as endpoint, ending(place.start(endpoint.base_url)) as process:
         wait_until(lambda: sandboxes(place), "the sandbox is made")
         other = place.run(endpoint.base_url, run_name="other")
-        assert (other.code, other.stderr) == (0, "")
+        assert (other.code, other.told) == (0, "")
         ended = place.ended(process)
-    assert (ended.code, ended.stderr) == (0, "")
+    assert (ended.code, ended.told) == (0, "")
     assert "rested" in str(place.trajectories()[0]["conversations"])
 
 

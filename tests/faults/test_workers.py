@@ -282,8 +282,8 @@ def test_a_program_that_cannot_start_workers_says_so(place: Workplace) -> None:
         place.env["PYTHONPATH"] = str(broken)
         stillborn = place.run(endpoint.base_url, run_name="other", **flags)
     for ended, told in ((too_many, "Too many open files"), (stillborn, "workers die while they start")):
-        assert (ended.code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
-        assert ended.stderr.startswith("error: ")
+        assert (ended.code, ended.stdout, ended.told.count("\n")) == (1, "", 1), ended.stderr
+        assert ended.told.startswith("error: ")
         assert told in ended.stderr
 
 
