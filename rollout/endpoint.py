@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_CHARS = 500
 AnswerT = TypeVar("AnswerT")
-_TOO_MUCH = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, 529)  # 529: overloaded
 
 
 class ModelError(Exception):
@@ -131,7 +130,7 @@ class Endpoint:
             try:
                 answer = read(await self._post(request, passage))
             except TryError as error:
-                passage.refused = error.verdict.retry and error.status in _TOO_MUCH
+                passage.refused = error.verdict.retry and _is_too_much(error.status)
                 raise
             passage.answered = True
             return answer
@@ -156,7 +155,7 @@ class Endpoint:
         if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
             refused = refusal(answer.status, answer.body, answer.headers.get("location", ""))
             refused.retry_after_seconds = retry_after_seconds(answer.headers, time.time())
-            if answer.status in _TOO_MUCH:
+            if _is_too_much(answer.status):
                 passage.wait_seconds = max(passage.wait_seconds, refused.retry_after_seconds or 0.0)
             raise refused
         return answer.body
@@ -166,3 +165,8 @@ class Endpoint:
         key = self._access.api_key
         text = str(error) if key in ("", PLACEHOLDER_KEY) else str(error).replace(key, "***")
         return one_line(redact(text)[0], MAX_MESSAGE_CHARS)
+
+
+def _is_too_much(status: int) -> bool:
+    """Tell whether an answer may mean that too much is asked: a server that is overloaded answers with any 5xx."""
+    return status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR

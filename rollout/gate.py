@@ -18,9 +18,10 @@ from rollout.controller import MAX_WAIT_SECONDS, Seen
 from rollout.wall import waiting_for_turn
 
 _BRAKE_SECONDS = 0.1
-_RAMP_SECONDS = 0.2  # in which more places are taken up
-_SLOW_RAMP_SECONDS = 0.5  # after a refusal
-_BURST_SECONDS = 0.05  # of the allowed rate may be saved up
+_FIRST_RAMP_SECONDS = 0.25  # in which the first places are taken up
+_RAMP_SECONDS = 0.2  # more places
+_SLOW_RAMP_SECONDS = 0.3  # after a refusal
+_BURST_SECONDS = 0.02  # of the allowed rate may be saved up
 _MOST_SECONDS = 256  # answer times of one report
 
 
@@ -53,9 +54,13 @@ class Places:
     def allow(self, most: float, now: float) -> None:
         """Set how many there are; one more than there were may be taken at once."""
         if now >= self._at:
-            ended = now >= self._at + self._ramp_seconds or self._first >= self._most
-            self._first, self._at = self.at(now) + 1, now
-            self._ramp_seconds = _RAMP_SECONDS if ended else self._ramp_seconds
+            if self._most == inf:
+                self._first, self._ramp_seconds = 1, _FIRST_RAMP_SECONDS
+            else:
+                ended = now >= self._at + self._ramp_seconds or self._first >= self._most
+                self._first = self.at(now) + 1
+                self._ramp_seconds = _RAMP_SECONDS if ended else self._ramp_seconds
+            self._at = now
         self._first = min(self._first, most)
         self._most = most
 

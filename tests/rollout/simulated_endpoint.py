@@ -15,7 +15,7 @@ from rollout.gate import Places
 
 TELL_SECONDS = 0.2
 REFUSAL_SECONDS = 0.02
-BURST_SECONDS = 0.05
+BURST_SECONDS = 0.02
 
 
 class Limit(Protocol):
@@ -81,6 +81,42 @@ class Window:
 
     def retry_after(self, now: float) -> float:
         return self.seconds - now % self.seconds if self.says_when else 0.0
+
+
+@dataclass
+class Sliding:
+    """So many in any stretch of time that is so long."""
+
+    seconds: float
+    requests: int
+    times: deque[float] = field(default_factory=deque)
+
+    def takes(self, now: float, _open_requests: int) -> bool:
+        while self.times and self.times[0] <= now - self.seconds:
+            self.times.popleft()
+        if len(self.times) >= self.requests:
+            return False
+        self.times.append(now)
+        return True
+
+    def retry_after(self, _now: float) -> float:
+        return 0.0
+
+
+@dataclass
+class Chance:
+    """It refuses a share of all requests, whatever comes, and what ``limit`` does not take."""
+
+    share: float
+    limit: Limit
+    wait_seconds: float = 0.0  # that it asks for
+    random: Random = field(default_factory=lambda: Random(7))
+
+    def takes(self, now: float, open_requests: int) -> bool:
+        return self.random.random() >= self.share and self.limit.takes(now, open_requests)
+
+    def retry_after(self, _now: float) -> float:
+        return self.wait_seconds
 
 
 @dataclass

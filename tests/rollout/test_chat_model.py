@@ -180,7 +180,8 @@ def test_a_refused_parameter_is_left_out_and_remembered() -> None:
 def test_the_gate_notes_every_try() -> None:
     async def run() -> Seen:
         gate = Gate()
-        answers = (hangs_up(), error(429, "slow", {"Retry-After": "0.01"}), raw('{"error": {"code": 503}}'), says())
+        slow = error(429, "slow", {"Retry-After": "0.01"})
+        answers = (hangs_up(), slow, error(500, "oh"), says())
         async with serve(*answers) as endpoint:
             model = OpenAIChatModel(config(endpoint.base_url), KEY, LIMITS, gate)
             await model.complete(HELLO, ())

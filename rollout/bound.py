@@ -1,0 +1,123 @@
+"""How much may be asked of something whose limit only shows when it is met.
+
+While the limit is unknown the bound grows as TCP's window does in its slow start. Once it was met, it moves as the
+window of CUBIC does (RFC 9438): back to where the limit was, quickly first and then slower and slower, and beyond it
+slowly first and then faster and faster, for limits change.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+START_FACTOR = 2.0  # of one step of slow start
+_DEPTH = 0.03  # of the first cut; each one that follows soon goes twice as deep
+_WORST = 0.5  # of a bound may go at once, whatever was measured
+_STEEPNESS = 0.005  # per cubic second: a tenth more after three seconds, twice as much after six
+_GONE = 1.06  # times the limit is so far beyond it that there is none any more
+_NOTED_SECONDS = 10.0
+_TELLING_ANSWERS, _TELLING_SECONDS = 10, 1.0  # fewer since the last cut say nothing of where the limit is
+
+
+class Bound:
+    """See the module. Whatever unit is asked for: ``value`` is the bound. Times are monotonic seconds."""
+
+    def __init__(self, value: float, floor: float, near: float, probe_answers: float) -> None:
+        """Never go below ``floor``; rest at the share ``near`` of where the limit was met.
+
+        Beyond it, growth is as fast as the module says when there are ``probe_answers`` a second, and slower in
+        proportion when there are fewer: each refusal weighs more among them.
+        """
+        self.value = value
+        self._floor = floor
+        self._near = near
+        self._probe_answers = probe_answers
+        self._limit = inf  # where it rests
+        self._age = 0.0  # seconds since it was there again; negative before
+        self._depth = 0.0
+        self._cut_at = -inf
+        self._allowed = 0.0  # since the last cut
+        self._used = 0.0
+        self._taken: deque[tuple[float, float]] = deque()
+
+    @property
+    def known(self) -> bool:
+        """Whether the limit was met."""
+        return self._limit < inf
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether it was cut since ``settle``."""
+        return self._depth > 0
+
+    @property
+    def is_far_beyond(self) -> bool:
+        """Whether so much more is taken than where the limit was that it must be elsewhere, or nowhere."""
+        return self.value > _GONE * self._limit
+
+    @property
+    def measured(self) -> float:
+        """Where the limit is, from what was used of what was allowed since the last cut (see ``use``)."""
+        return self.value * self._used / self._allowed if self._allowed else self.value
+
+    def use(self, used: float, seconds: float) -> None:
+        """Of what the bound, as a rate, allowed in these seconds, so much was used."""
+        if self.known:
+            self._allowed += self.value * seconds
+            self._used += used
+
+    def is_measured(self, now: float) -> bool:
+        """Tell whether ``measured`` is more than a guess."""
+        return self._used >= _TELLING_ANSWERS and now - self._cut_at >= _TELLING_SECONDS
+
+    def took(self, taken: float, now: float) -> None:
+        """Note that so much was taken at one time, and nothing refused."""
+        self._taken.append((now, taken))
+        while self._taken[0][0] < now - _NOTED_SECONDS:
+            self._taken.popleft()
+
+    def nearness(self, taken: float) -> float:
+        """Return the share that this is of the most that was taken of late."""
+        most = max((most for _, most in self._taken), default=0.0)
+        return taken / most if most else 1.0
+
+    def settle(self) -> None:
+        """Let the next cut be a slight one again."""
+        self._depth = 0.0
+
+    def cut(self, limit: float, now: float, *, unsure: bool = False) -> None:
+        """Go below a limit that was met.
+
+        ``unsure``: so little was asked yet that it may be far above; look for it again from below.
+        """
+        self._depth = min(2 * self._depth or _DEPTH, _WORST)
+        least = self._floor if self.value == inf else max(self.value * _WORST, self._floor)
+        rest = max(min(self.value, max(limit, least)) * self._near, self._floor)
+        self.value = max(rest * (1 - self._depth), self._floor)
+        if self.known or not unsure:
+            self._limit = rest
+            self._age = -((max(1 - self.value / rest, 0.0) / _STEEPNESS) ** (1 / 3))
+        self._taken = deque([(now, rest)])
+        self._allowed = self._used = 0.0
+        self._cut_at = now
+
+    def at_least(self, taken: float) -> None:
+        """So much was taken after all: the limit cannot be below."""
+        if self.known and taken * self._near > self._limit:
+            self._limit = taken * self._near
+            self.value = max(self.value, self._limit * (1 - _DEPTH))
+
+    def forget(self) -> None:
+        """Take the limit for unknown again."""
+        self._limit = inf
+
+    def grow(self, seconds: float, per_second: float) -> None:
+        """Nobody minded, though all of it was used, with so many answers a second. To be called while it is known."""
+        if self._age >= 0:
+            seconds *= min(per_second / self._probe_answers, 1.0)
+        self._age += seconds
+        self.value = max(self._limit * (1 + _STEEPNESS * self._age**3), self.value)
+
+    def start(self, steps: float = 1.0) -> None:
+        """Grow as it does while the limit is unknown."""
+        self.value *= START_FACTOR**steps
