@@ -12,8 +12,10 @@ from math import inf
 
 START_FACTOR = 2.0  # of one step of slow start
 _DEPTH = 0.03  # of the first cut; each one that follows soon goes twice as deep
+_SLOWEST = 0.1  # share of that speed, however few answers there are
 _WORST = 0.5  # of a bound may go at once, whatever was measured
 _STEEPNESS = 0.005  # per cubic second: a tenth more after three seconds, twice as much after six
+_LONG_GONE = 2.0  # times it: that is no limit which is only seen late
 _GONE = 1.06  # times the limit is so far beyond it that there is none any more
 _NOTED_SECONDS = 10.0
 _TELLING_ANSWERS, _TELLING_SECONDS = 10, 1.0  # fewer since the last cut say nothing of where the limit is
@@ -42,13 +44,18 @@ class Bound:
 
     @property
     def known(self) -> bool:
-        """Whether the limit was met."""
+        """Whether it is known where the limit is. It may be lower than it was, and yet not known: see ``unsure``."""
         return self._limit < inf
 
     @property
     def was_cut(self) -> bool:
         """Whether it was cut since ``settle``."""
         return self._depth > 0
+
+    @property
+    def has_regrown(self) -> bool:
+        """Whether it is back where it rests; what is refused there says that this is too high."""
+        return self.value >= 0.99 * self._limit
 
     @property
     def is_far_beyond(self) -> bool:
@@ -76,10 +83,14 @@ class Bound:
         while self._taken[0][0] < now - _NOTED_SECONDS:
             self._taken.popleft()
 
+    @property
+    def most(self) -> float:
+        """The most that was taken of late."""
+        return max((taken for _, taken in self._taken), default=0.0)
+
     def nearness(self, taken: float) -> float:
         """Return the share that this is of the most that was taken of late."""
-        most = max((most for _, most in self._taken), default=0.0)
-        return taken / most if most else 1.0
+        return taken / self.most if self.most else 1.0
 
     def settle(self) -> None:
         """Let the next cut be a slight one again."""
@@ -107,16 +118,25 @@ class Bound:
             self._limit = taken * self._near
             self.value = max(self.value, self._limit * (1 - _DEPTH))
 
+    def lower(self, value: float) -> None:
+        """Take a bound that holds for another reason, where it is the lower one."""
+        self.value = min(self.value, value)
+
     def forget(self) -> None:
         """Take the limit for unknown again."""
         self._limit = inf
 
     def grow(self, seconds: float, per_second: float) -> None:
-        """Nobody minded, though all of it was used, with so many answers a second. To be called while it is known."""
+        """Nobody minded, though all of it was used, with so many answers a second."""
+        if not self.known:
+            self.start(seconds)
+            return
         if self._age >= 0:
-            seconds *= min(per_second / self._probe_answers, 1.0)
+            seconds *= min(max(per_second / self._probe_answers, _SLOWEST), 1.0)
         self._age += seconds
         self.value = max(self._limit * (1 + _STEEPNESS * self._age**3), self.value)
+        if self.value > _LONG_GONE * self._limit:
+            self.forget()
 
     def start(self, steps: float = 1.0) -> None:
         """Grow as it does while the limit is unknown."""

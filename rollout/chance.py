@@ -11,7 +11,7 @@ from math import sqrt
 
 from rollout.recent import Recent
 
-_FORGET_SECONDS = 300.0  # in which the most that was taken becomes half
+_FORGET_SECONDS = 600.0  # in which the most that was taken becomes half
 _FAR_BELOW = 0.5  # of that
 _SETTLE_SECONDS = 2.0  # a limit that has fallen is found in
 _FAR_SECONDS, _FAR_REQUESTS, _FAR_REFUSALS = 5.0, 20, 3  # at least
@@ -19,7 +19,7 @@ _LEAST_SHARE, _MOST_SHARE = 0.025, 1 / 3  # refused; less comes from feeling for
 _MARGIN = 1.5  # what was measured in so few
 _MEMORY = 300.0  # requests, of the share that is refused
 _SECOND = 1.0  # in which what is refused is compared with what is expected
-_DEVIATIONS = 2.0  # above that (of a Poisson distribution) is no chance any more
+_DEVIATIONS = 2.5  # above that (of a Poisson distribution) is no chance any more
 _TRIAL_SECONDS = 10.0
 _REST_SECONDS = 60.0  # after a trial that failed; each that fails doubles it
 

@@ -1,4 +1,4 @@
-"""How much the run asks of the endpoint and of this machine: one controller for all workers. Pure but for its clock.
+"""How much the run asks of the endpoint and of this machine: one controller for all workers. Pure: it is told the time.
 
 It is told what every request met with, and says how many rollouts may run, how many requests may be open, and how many
 may be sent a second. It starts modestly and grows fast while answers come as quickly as before. A refusal (429, or a
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import ceil, inf
 from statistics import median
@@ -37,26 +37,31 @@ _LEAST_RATE = 0.05
 _HEARD_SECONDS = 0.1  # after which all workers, busy ones too, send no more than the last cut allows
 _SOON_SECONDS = 1.0  # after a cut; nothing taken since then means that nothing is taken now
 _AGAIN_SECONDS = 2.0  # a refusal so soon after a cut means that the limit is elsewhere
-_MAX_PAUSE_SECONDS = 4.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 4.0  # between two looks at an endpoint that takes nothing
 _LONG_WAIT_SECONDS = 5.0  # that an endpoint asks for tells of a rate that is used up
 _BESIDE_SECONDS = 0.5  # in which all workers have told what was open when a request was refused
 _PROBE_SECONDS = 0.3  # in which a refusal comes, if one comes
-_SAME = 0.97  # as near as that is as near
+_SAME = 0.97  # the share of what was taken before that tells two bounds apart
+_SAME_RATE = 0.95  # rates vary
+_FAR = 0.7  # below so much of what was taken before, a single refusal has another reason
 _FEW = 4  # open requests are bounded too roughly to do without a rate
 _RATE_ANSWERS = 10  # that a rate is measured by
 _MIN_RATE_SECONDS, _MAX_RATE_SECONDS = 1.0, 5.0
+_LONG_SECONDS = 15.0
 _FIRST_SECONDS = 0.3  # of a run say little of a rate
 _SURE_ANSWERS = 6  # fewer before the first refusal say next to nothing of where the limit is
 _MIN_STEP_SECONDS = 0.5
+_STEP = 1.1  # of growth beyond a limit, after which it is looked at what it has led to
 _IN_THE_WAY = 1.3  # times the rate that is used; above it a bound spreads requests that need no spreading
 _USED = 0.85  # of a bound must be in use for it to be raised
 _HARDLY_SLOWER = 1.5
 _SLOWER = 2.0  # times the best answer time: growth must be worth it from here on
 _MUCH_SLOWER = 4.0
+_FEWER = 0.8  # answers than before it was asked for less because they took long
 _FORGET_SECONDS = 300.0  # in which the best answer time doubles, for it may have been luck
 _WORTH = 1.1  # times as many answers as before a step of growth
 _SLACK_SECONDS = 0.05  # answer times below are as good as none
-_LATENCIES = 64
+_FIRST_LATENCIES, _LATENCIES = 16, 64
 _ROLLOUTS_PER_REQUEST = 4.0  # at most: rollouts also run tools
 _LOW_MEMORY, _LITTLE_MEMORY = 0.08, 0.15  # of this machine's, available
 _HIGH_LOAD = 8.0  # runnable processes per processor
@@ -103,6 +108,18 @@ def _unbounded() -> Bound:
 
 
 @dataclass
+class _Step:
+    """The last step of growth."""
+
+    at: float = -inf
+    value: float = START_REQUESTS  # of open requests, since
+    most_open: int = 1  # before
+    per_second: float = 0.0  # answers before
+    answered: int = 0  # since
+    is_cut: bool = False  # because answers took long
+
+
+@dataclass
 class _News:
     """What happened since the last decision."""
 
@@ -120,12 +137,13 @@ class Controller:
     _rate: Bound = field(default_factory=_unbounded)
     _chance: Chance = field(default_factory=Chance)
     _doubted: tuple[Bound, Bound] | None = None  # the two, as they were before refusals were taken for chance
-    _accepted: Recent = field(default_factory=lambda: Recent(_MAX_RATE_SECONDS))
+    _accepted: Recent = field(default_factory=lambda: Recent(_LONG_SECONDS))
     _answered: Recent = field(default_factory=lambda: Recent(2 * _SOON_SECONDS))
     _news: _News = field(default_factory=_News)
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     _sandbox_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     _best_seconds: float = inf
+    _best_open: int = 0  # then
     _best_sandbox_seconds: float = inf
     _open: dict[int, Seen] = field(default_factory=dict)  # the latest of each worker
     _cut_at: float = -inf
@@ -134,22 +152,22 @@ class Controller:
     _accepted_in_all: int = 0
     _pause_seconds: float = 0.0  # between two looks at an endpoint that takes nothing
     _silent_since: float = -inf
-    _not_before: float = -inf
+    _paused_until: float = -inf
+    _not_before: float = -inf  # as the endpoint asks
     _began_at: float = inf
     _decided_at: float = -inf
     _ceiling: float = inf  # of open requests, after an endpoint took none
-    _stepped_at: float = -inf
-    _answered_since_step: int = 0
-    _open_at_step: int = 1
-    _rate_before_step: float = 0.0
+    _step: _Step = field(default_factory=_Step)
     _busy_share: float = 1.0  # of rollouts that wait for an answer
     _why: str = ""
 
     def seen(self, worker: int, seen: Seen, now: float) -> None:
         """Take a worker's report."""
         self._open[worker] = seen
-        refused = seen.refused if seen.refused_since > self._cut_at else 0  # what was sent before is not counted since
-        self._news.accepted += seen.sent - refused
+        accepted = seen.sent - seen.refused  # less than none when refusals come late
+        self._news.accepted += accepted
+        # What was refused of what was sent before the last cut says nothing of what was sent since.
+        self._accepted_since_cut += accepted if seen.refused_since > self._cut_at else max(accepted, 0)
         self._news.answered += seen.answered
         self._seconds.extend(seen.seconds)
         self._sandbox_seconds.extend(seen.sandbox_seconds)
@@ -168,63 +186,65 @@ class Controller:
         passed, self._decided_at = min(now - max(self._decided_at, self._began_at), 1.0), now
         news, self._news = self._news, _News()
         self._note(news, passed, now)
-        if news.refused and not self._is_chance(now):
+        if news.refused and not self._taken_for_chance(now):
             self._cut(now)
         else:
             self._requests.took(self._most_open(), now)
             self._rate.took(self._per_second(now), now)
             if now - self._refused_at < _BESIDE_SECONDS:  # only now all have told what was open beside the refusal
                 self._requests.at_least(sum(seen.most_open - seen.refused for seen in self._open.values()))
-            if now >= self._not_before:
+            if now >= max(self._not_before, self._paused_until):
                 self._grow(host, passed, now)
         open_requests = sum(seen.open_requests for seen in self._open.values())
         if rollouts:
             busy = (open_requests + sum(seen.waiting_requests for seen in self._open.values())) / rollouts
             self._busy_share += (min(busy, 1.0) - self._busy_share) * passed * 0.2
-        requests = min(self._requests.value, self._reopened(open_requests, now))
-        return Pace(self._rollouts(rollouts, host), requests, self._rate.value, self._not_before, self._told(now))
+        requests = min(self._requests.value, self._reopened(open_requests, passed, now))
+        not_before = max(self._not_before, self._paused_until)
+        return Pace(self._rollouts(rollouts, host), requests, self._rate.value, not_before, self._told(now))
 
     def _note(self, news: _News, passed: float, now: float) -> None:
         self._accepted.add(news.accepted, now)
         self._answered.add(news.answered, now)
-        self._answered_since_step += news.answered
-        self._accepted_since_cut += news.accepted
+        self._step.answered += news.answered
         self._accepted_in_all += news.accepted
         self._rate.use(news.accepted, passed)
-        self._chance.saw(news.accepted, news.refused, self._per_second(now), passed, now)
+        self._chance.saw(news.accepted, news.refused, self._accepted.per_second(_MAX_RATE_SECONDS, now), passed, now)
 
-    def _is_chance(self, now: float) -> bool:
-        """Tell whether to leave refusals alone."""
+    def _taken_for_chance(self, now: float) -> bool:
+        """Tell whether to leave refusals alone; begin and end the trial of that."""
         if self._chance.is_suspected(now):
-            self._doubted = copy(self._requests), copy(self._rate)
+            self._doubted = deepcopy((self._requests, self._rate))
             self._chance.try_(now)
             self._requests.forget()
             self._rate = _unbounded()
-        elif not self._chance.explains(now):
-            if not (self._doubted and self._chance.is_tried(now)):
-                return False
+        elif self._chance.explains(now):
+            return True
+        elif self._doubted and self._chance.is_tried(now):
             self._chance.fail(now)
             self._requests, self._rate = self._doubted
         else:
-            return True
-        self._cut_at = now  # what is on its way was sent under other bounds
+            return False
+        self._cut_at, self._accepted_since_cut = now, 0  # what is on its way was sent under other bounds
         return True
 
     def _cut(self, now: float) -> None:
-        if now - self._cut_at < _SOON_SECONDS + self._pause_seconds and self._accepted_since_cut <= 0:
+        soon = now - self._cut_at < _SOON_SECONDS or self._pause_seconds > 0
+        if soon and self._accepted_since_cut <= 0:
             self._silent_since = self._silent_since if self._pause_seconds else now
-            self._pause_seconds = min(max(2 * self._pause_seconds, _HEARD_SECONDS), _MAX_PAUSE_SECONDS)
-            self._not_before = max(self._not_before, now + self._pause_seconds)
+            self._pause_seconds = min(max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS), _MAX_PAUSE_SECONDS)
+            self._paused_until = now + self._pause_seconds
             self._why = "the endpoint takes nothing now"
         else:
             requests, rate = self._blamed(now, again=now - self._cut_at < _AGAIN_SECONDS)
             if self._has_drained(now):
-                self._requests.value, requests, rate = self._ceiling, True, False
+                self._requests.lower(self._ceiling)
+                requests, rate = True, False
             unsure = self._accepted_in_all < _SURE_ANSWERS
             if requests:
                 self._requests.cut(self._most_open(), now, unsure=unsure)
-            if rate:
-                self._rate.cut(self._limit_of_rate(now), now, unsure=unsure)
+            if rate and (limit := self._limit_of_rate(now)):
+                self._rate.cut(limit, now, unsure=unsure)
             self._pause_seconds = 0.0
             self._refused_at = now
             self._why = "the endpoint's limit"
@@ -232,74 +252,94 @@ class Controller:
 
     def _blamed(self, now: float, *, again: bool) -> tuple[bool, bool]:
         """Say which bound a refusal is blamed on, open requests or the rate; both when neither alone was it."""
+        near_open = self._requests.nearness(
+            max(self._most_open(), sum(seen.open_requests for seen in self._open.values()))
+        )
+        near_rate = self._rate.nearness(self._per_second(now))
         if not again:
             self._requests.settle()
             self._rate.settle()
         few = self._most_open() < _FEW
+        if not again and not few and max(near_open, near_rate) < _FAR:
+            return False, False  # unless the next one follows soon
         used_up = self._not_before > now + _LONG_WAIT_SECONDS
         if few or used_up or (again and self._requests.was_cut == self._rate.was_cut):
             return True, True
+        if again and (self._rate.was_cut or self._requests.has_regrown):
+            return True, False
         if again:
-            return self._rate.was_cut, self._requests.was_cut
+            return False, True
         if not (self._requests.known or self._rate.known):
             return True, False  # fewer open requests are fewer a second as well
-        near_rate = self._rate.nearness(self._per_second(now))
-        requests = self._requests.nearness(self._most_open()) >= _SAME * near_rate
-        return requests, not requests
+        return near_open >= _SAME * near_rate, near_open < _SAME * near_rate
 
     def _limit_of_rate(self, now: float) -> float:
+        """Return where the limit of the rate seems to be; 0 when too little was taken to say."""
         if self._rate.known:
             return self._rate.measured if self._rate.is_measured(now) else self._rate.value
-        return self._per_second(now) * min(max(now - self._began_at, LEAST_SECONDS) / _FIRST_SECONDS, 1.0)
+        if self._accepted.since(now - _LONG_SECONDS) <= 0:
+            return 0.0
+        first = min(max(now - self._began_at, LEAST_SECONDS) / _FIRST_SECONDS, 1.0)
+        windows = (_MIN_RATE_SECONDS, _MAX_RATE_SECONDS, _LONG_SECONDS)
+        measured = max(self._accepted.per_second(seconds, now) for seconds in windows)
+        if self._most_open() >= _FEW:
+            measured = max(measured, self._rate.most)  # of late: it is not yet sure that the rate is to blame
+        return first * measured
 
     def _per_second(self, now: float) -> float:
         """Return how many requests are taken a second; the fewer they are, the longer it is measured."""
         seconds = min(max(_RATE_ANSWERS / self._rate.value, _MIN_RATE_SECONDS), _MAX_RATE_SECONDS)
-        return self._accepted.per_second(seconds, now)
+        return max(self._accepted.per_second(seconds, now), 0.0)
 
-    def _reopened(self, open_requests: int, now: float) -> float:
+    def _reopened(self, open_requests: int, passed: float, now: float) -> float:
         """Return how many requests may be open at an endpoint that took none a moment ago: one tells as much as all."""
         if not self._pause_seconds:
             return inf
-        if now < self._not_before + _PROBE_SECONDS:
+        if now < self._paused_until + _PROBE_SECONDS:
             self._ceiling = open_requests + 1.0
         elif self._ceiling < self._requests.value:
-            self._ceiling = START_FACTOR * self._ceiling + 1
+            self._ceiling = (self._ceiling + 1) * START_FACTOR ** (passed / LEAST_SECONDS)
         return self._ceiling
 
     def _has_drained(self, now: float) -> bool:
-        drained = now - self._silent_since < 2 * max(self._typical_seconds(), _SOON_SECONDS)
-        return self._pause_seconds > 0 and _FEW <= self._ceiling < self._requests.value and drained
+        """Tell whether an endpoint that took nothing takes more as soon as what was open is answered."""
+        soon = now - self._silent_since < 2 * max(self._typical_seconds(), _SOON_SECONDS)
+        grows = self._pause_seconds > 0 and now >= self._paused_until + _PROBE_SECONDS
+        return soon and grows and _FEW <= self._ceiling < self._requests.value
 
     def _grow(self, host: Host, passed: float, now: float) -> None:
         if reason := self._host_problem(host) or self._saturated(passed, now):
             self._why = reason
             return
-        per_second = self._accepted.per_second(_SOON_SECONDS, now)
+        self._why = "the endpoint's limit" if self._requests.known or self._rate.known else ""
         most_open = self._most_open()
         used = most_open >= min(_USED * self._requests.value, self._requests.value - 1)
-        if self._is_rate_used(now) or (used and self._rate.value < _IN_THE_WAY * per_second):
-            if self._rate.known:
-                self._rate.grow(passed, per_second)
-            else:
-                self._rate.start(passed / _SOON_SECONDS)
+        per_second = self._accepted.per_second(_SOON_SECONDS, now)
+        in_the_way = used and self._rate.value < _IN_THE_WAY * per_second
+        if self._is_rate_used(now) or in_the_way:
+            self._rate.grow(passed, per_second)
         if self._requests.known:
-            if used:
-                self._requests.grow(passed, per_second)
-                if self._requests.is_far_beyond and self._typical_seconds() <= _HARDLY_SLOWER * self._best_seconds:
-                    self._requests.forget()
-                    if self._rate.is_far_beyond:
-                        self._rate.forget()
+            if not used:
+                return
+            self._requests.grow(passed, per_second)
+            if self._requests.is_far_beyond and self._typical_seconds() <= _HARDLY_SLOWER * self._best_seconds:
+                self._requests.forget()
+                if self._rate.is_far_beyond:
+                    self._rate.forget()
+            if self._requests.value > _STEP * self._step.value:
+                self._note_step(now)
         elif most_open >= _USED * self._requests.value * self._busy_share and self._may_step(now):
-            self._stepped_at, self._answered_since_step, self._open_at_step = now, 0, most_open
-            self._rate_before_step = self._answered.per_second(2 * _SOON_SECONDS, now)
             self._requests.start()
-            self._requests.value = min(self._requests.value, float(self.max_rollouts))
-            self._why = ""
+            self._requests.lower(float(self.max_rollouts))
+            self._note_step(now)
+
+    def _note_step(self, now: float, *, is_cut: bool = False) -> None:
+        per_second = self._answered.per_second(2 * _SOON_SECONDS, now)
+        self._step = _Step(now, self._requests.value, self._most_open(), per_second, is_cut=is_cut)
 
     def _may_step(self, now: float) -> bool:
         """Tell whether there was time to see what the last step of growth has led to: half a round of answers."""
-        return now >= self._stepped_at + _MIN_STEP_SECONDS and self._answered_since_step >= self._open_at_step / 2
+        return now >= self._step.at + _MIN_STEP_SECONDS and self._step.answered >= self._step.most_open / 2
 
     def _is_rate_used(self, now: float) -> bool:
         return self._accepted.per_second(_SOON_SECONDS, now) >= _USED * self._rate.value
@@ -312,20 +352,25 @@ class Controller:
 
     def _saturated(self, passed: float, now: float) -> str:
         """Say whether answers take longer and longer without becoming more."""
-        if len(self._seconds) < _LATENCIES or self._is_rate_used(now):
+        if len(self._seconds) < _FIRST_LATENCIES or self._is_rate_used(now):
             return ""
-        typical = self._typical_seconds()
-        self._best_seconds = min(self._best_seconds * 2 ** (passed / _FORGET_SECONDS), typical)
+        typical, most_open = self._typical_seconds(), self._most_open()
+        if most_open <= self._best_open:
+            self._best_seconds *= 2 ** (passed / _FORGET_SECONDS)
+        if typical < self._best_seconds:
+            self._best_seconds, self._best_open = typical, most_open
         best = max(self._best_seconds, _SLACK_SECONDS)
-        if (
-            typical <= _SLOWER * best
-            or self._answered.per_second(2 * _SOON_SECONDS, now) > _WORTH * self._rate_before_step
-        ):
+        per_second = self._answered.per_second(2 * _SOON_SECONDS, now)
+        if typical <= _SLOWER * best or per_second > _WORTH * self._step.per_second:
             return ""
         if typical > _MUCH_SLOWER * best and now - self._cut_at > typical:
+            if self._step.is_cut and per_second < _FEWER * self._step.per_second:  # the best was luck
+                self._best_seconds, self._best_open = typical, most_open
+                return ""
             self._requests.settle()
-            self._requests.cut(_SLOWER * best * self._answered.per_second(2 * _SOON_SECONDS, now), now)
-            self._cut_at = now
+            self._requests.cut(_SLOWER * best * per_second, now)
+            self._cut_at, self._accepted_since_cut = now, 0
+            self._note_step(now, is_cut=True)
         return "answers take longer"
 
     def _host_problem(self, host: Host) -> str:

@@ -129,7 +129,9 @@ class Gate:
         """Set how many requests may be open, how many may be sent a second, and when the next one may be sent."""
         self._save()
         self._places.allow(requests, time.monotonic())
-        self._per_second, self._not_before = per_second, not_before
+        if self._per_second == inf > per_second:
+            self._saved = 0.0  # many gates must not send one each when all together may send next to none
+        self._per_second, self._not_before = per_second, max(self._not_before, not_before)
         self._open_next()
 
     def sandbox_started(self, seconds: float) -> None:

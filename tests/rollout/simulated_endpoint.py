@@ -120,6 +120,38 @@ class Chance:
 
 
 @dataclass
+class Down:
+    """It refuses everything between two moments."""
+
+    since: float
+    until: float
+
+    def takes(self, now: float, _open_requests: int) -> bool:
+        return not self.since < now < self.until
+
+    def retry_after(self, _now: float) -> float:
+        return 0.0
+
+
+@dataclass
+class Once:
+    """It refuses one request, the first from a moment on."""
+
+    since: float
+    wait_seconds: float  # that it asks for
+    refused: bool = False
+
+    def takes(self, now: float, _open_requests: int) -> bool:
+        if self.refused or now < self.since:
+            return True
+        self.refused = True
+        return False
+
+    def retry_after(self, _now: float) -> float:
+        return self.wait_seconds
+
+
+@dataclass
 class Run:
     """An endless supply of rollouts that do nothing but ask."""
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from rollout.controller import START_REQUESTS, Controller, Host, Seen
-from tests.rollout.simulated_endpoint import Bucket, Chance, Limit, OpenAtOnce, Run, Sliding, Window
+from tests.rollout.simulated_endpoint import Bucket, Chance, Down, Limit, Once, OpenAtOnce, Run, Sliding, Window
 
 Latency = Callable[[Random], float]
 
@@ -123,6 +123,25 @@ def test_a_limit_behind_such_refusals_is_still_found(seed: int) -> None:
     run = Run(limit, about(0.5), seconds=300, random=Random(seed)).play()
     assert run.rate(180, 300) > 0.3 * 80
     assert run.refused_share < 0.1 + 0.08
+
+
+@pytest.mark.parametrize("most", [1, 8, 100])
+@pytest.mark.parametrize("seconds", [3.0, 30.0])
+def test_after_ten_minutes_without_an_endpoint_it_goes_on_as_before(most: int, seconds: float) -> None:
+    controller = Controller(max_rollouts=most)
+    run = Run(Down(200, 800), about(seconds), seconds=1200, controller=controller).play()
+    assert run.rate(900, 1200) >= 0.85 * most / seconds
+
+
+@pytest.mark.parametrize("wait_seconds", [0.0, 10.0])
+@pytest.mark.parametrize("most", [1, 3, 8, 100])
+@pytest.mark.parametrize("seconds", [2.3, 30.0])
+def test_one_refusal_costs_next_to_nothing(most: int, seconds: float, wait_seconds: float) -> None:
+    """Also where so few requests are made that they say nothing of a rate."""
+    controller = Controller(max_rollouts=most)
+    run = Run(Once(300, wait_seconds), about(seconds), seconds=600, controller=controller).play()
+    assert run.refused == 1
+    assert run.rate(350, 600) >= 0.8 * most / seconds
 
 
 def test_without_limits_it_grows_as_long_as_that_brings_answers() -> None:
