@@ -10,8 +10,9 @@ does not help. Refusals that come whatever is asked are left alone (see rollout/
 An endpoint that takes nothing at all (what it gives a minute is used up) is tried with one request, and less and less
 often; what it took before is not forgotten. A wait that the endpoint asks for holds for all workers at once.
 
-Rising answer times without more answers mean that something is saturated, there or here: then it stops growing, too.
-So it does while this machine is short of memory or busy beyond reason, or sandboxes take much longer to start.
+Rising answer times without more answers mean that something is saturated, there or here: then it stops growing, and
+goes back to as many as give these answers in twice the best time. It stops, too, while this machine is short of memory
+or busy beyond reason, or sandboxes take much longer to start.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_WAIT_SECONDS = 120.0  # of what an endpoint asks for
 _NEAR_OPEN = 0.98  # of as many open requests as were taken
 _NEAR_RATE = 0.97  # of a rate that was taken; it is seen later, and less exactly
 _PROBE_OPEN, _PROBE_RATE = 15.0, 45.0  # answers a second; see Bound.grow
-_LEAST_RATE = 0.05
+_LEAST_RATE = 0.05  # a second; one request in twenty seconds tells that an endpoint is back
 _HEARD_SECONDS = 0.1  # after which all workers, busy ones too, send no more than the last cut allows
 _SOON_SECONDS = 1.0  # after a cut; nothing taken since then means that nothing is taken now
 _AGAIN_SECONDS = 2.0  # a refusal so soon after a cut means that the limit is elsewhere
@@ -41,8 +42,7 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 4.0  # between two looks at an e
 _LONG_WAIT_SECONDS = 5.0  # that an endpoint asks for tells of a rate that is used up
 _BESIDE_SECONDS = 0.5  # in which all workers have told what was open when a request was refused
 _PROBE_SECONDS = 0.3  # in which a refusal comes, if one comes
-_SAME = 0.97  # the share of what was taken before that tells two bounds apart
-_SAME_RATE = 0.95  # rates vary
+_SAME = 0.97  # times as near to the most that was taken: no nearer than the other bound
 _FAR = 0.7  # below so much of what was taken before, a single refusal has another reason
 _FEW = 4  # open requests are bounded too roughly to do without a rate
 _RATE_ANSWERS = 10  # that a rate is measured by
@@ -147,16 +147,16 @@ class Controller:
     _best_sandbox_seconds: float = inf
     _open: dict[int, Seen] = field(default_factory=dict)  # the latest of each worker
     _cut_at: float = -inf
-    _refused_at: float = -inf  # without being refused altogether
+    _refused_at: float = -inf  # when a bound was last cut for it
     _accepted_since_cut: int = 0
     _accepted_in_all: int = 0
     _pause_seconds: float = 0.0  # between two looks at an endpoint that takes nothing
-    _silent_since: float = -inf
+    _silent_since: float = -inf  # when it last began to take nothing
     _paused_until: float = -inf
     _not_before: float = -inf  # as the endpoint asks
     _began_at: float = inf
     _decided_at: float = -inf
-    _ceiling: float = inf  # of open requests, after an endpoint took none
+    _ceiling: float = inf  # of open requests while ``_pause_seconds`` holds and until they are as many as before
     _step: _Step = field(default_factory=_Step)
     _busy_share: float = 1.0  # of rollouts that wait for an answer
     _why: str = ""
