@@ -23,12 +23,18 @@ class Recent:
 
     def since(self, at: float) -> int:
         """Return how many were told after a time."""
-        return sum(count for when, count in self._counts if when > at)
+        return self._since(at)[0]
 
     def per_second(self, seconds: float, now: float) -> float:
         """Return the rate over the last seconds, or the few more that the first count in them is about."""
-        at = now - seconds
-        begun = max((when for when, _ in self._counts if when <= at), default=None)
-        if begun is None:
-            begun = max(at, self._counts[0][0] - LEAST_SECONDS) if self._counts else at
-        return self.since(begun) / max(now - begun, LEAST_SECONDS)
+        count, begun = self._since(now - seconds)
+        return count / max(now - begun, LEAST_SECONDS)
+
+    def _since(self, at: float) -> tuple[int, float]:
+        """Return the count after a time, and from when on that was counted."""
+        total, first = 0, at + LEAST_SECONDS
+        for when, count in reversed(self._counts):
+            if when <= at:
+                return total, when
+            total, first = total + count, when
+        return total, max(at, first - LEAST_SECONDS)
