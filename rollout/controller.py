@@ -180,6 +180,11 @@ class Controller:
         """Forget a worker that is no more."""
         self._open.pop(worker, None)
 
+    def wanted(self, worker: int) -> int:
+        """Return how many requests a worker has open or waiting for their turn."""
+        seen = self._open.get(worker, Seen())
+        return seen.open_requests + seen.waiting_requests
+
     def decide(self, rollouts: int, host: Host, now: float) -> Pace:
         """Say what may be done now that so many rollouts run. To be asked a few times a second."""
         self._began_at = min(self._began_at, now)

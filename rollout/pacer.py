@@ -66,17 +66,25 @@ class Pacer:
         running = sum(rollouts.values())
         pace = self._pace = self.controller.decide(running, self._host, now)
         busy = {worker: count for worker, count in rollouts.items() if count}
+        places = round(pace.requests)
         shares = {
             worker: {
                 "requests": places,
                 "per_second": min(pace.per_second * busy[worker] / running, _MAX_PER_SECOND),
                 "not_before": max(pace.not_before, 0.0),
             }
-            for worker, places in zip(busy, divided(round(pace.requests), list(busy.values())), strict=True)
+            for worker, places in zip(busy, divided(places, list(self._wanted(places, busy).values())), strict=True)
         }
         changed = {worker: share for worker, share in shares.items() if self._told.get(worker) != share}
         self._told |= changed
         return changed
+
+    def _wanted(self, places: int, busy: Mapping[int, int]) -> Mapping[int, int]:
+        """Return what places are divided by: rollouts, or requests where not every worker can have a place."""
+        if places >= len(busy):
+            return busy
+        wanted = {worker: self.controller.wanted(worker) for worker in busy}
+        return wanted if any(wanted.values()) else busy
 
 
 def divided(places: int, wanted: Sequence[int]) -> list[int]:
