@@ -265,7 +265,7 @@ class Run:
             else:
                 self._at(now + REFUSAL_SECONDS, "refusal", now)
             self._open += 1
-        when = max(self._places.when(self._open + 1), now + max(1 - self._saved, 0) / per_second)
+        when = max(self._places.when(self._open + 1), self.pace.not_before, now + max(1 - self._saved, 0) / per_second)
         if self._waiting and when < inf and not self._turn_comes:
             self._turn_comes = True
             self._at(max(when, now) + 1e-4, "turn")

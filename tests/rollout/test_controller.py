@@ -113,7 +113,7 @@ def test_refusals_that_have_nothing_to_do_with_how_much_is_asked_do_not_stop_it(
     share: float, wait_seconds: float, seed: int
 ) -> None:
     limit = Chance(share, OpenAtOnce(lambda _: 10_000), wait_seconds, Random(seed))
-    run = Run(limit, about(0.5), seconds=300, random=Random(seed)).play()
+    run = Run(limit, about(0.5), seconds=300, random=Random(seed), controller=Controller(max_rollouts=100)).play()
     assert run.rate(180, 300) > 20
 
 
