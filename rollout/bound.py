@@ -12,11 +12,13 @@ from math import inf
 
 START_FACTOR = 2.0  # of one step of slow start
 _DEPTH = 0.03  # of the first cut; each one that follows soon goes twice as deep
-_SLOWEST = 0.1  # share of that speed, however few answers there are
 _WORST = 0.5  # of a bound may go at once, whatever was measured
-_STEEPNESS = 0.005  # per cubic second: a tenth more after three seconds, twice as much after six
-_LONG_GONE = 2.0  # times it: that is no limit which is only seen late
-_GONE = 1.06  # times the limit is so far beyond it that there is none any more
+_STEEPNESS = 0.005  # per cubic second: a seventh more after three seconds, twice as much after six
+_SLOWEST = 0.1  # of that speed, however few answers there are
+_GONE = (
+    1.06  # times the limit is beyond it, where it shows at once; where it shows late (what was saved up goes first),
+)
+_LONG_GONE = 2.0  # times it
 _NOTED_SECONDS = 10.0
 _TELLING_ANSWERS, _TELLING_SECONDS = 10, 1.0  # fewer since the last cut say nothing of where the limit is
 

@@ -10,8 +10,8 @@ does not help. Refusals that come whatever is asked are left alone (see rollout/
 An endpoint that takes nothing at all (what it gives a minute is used up) is tried with one request, and less and less
 often; what it took before is not forgotten. A wait that the endpoint asks for holds for all workers at once.
 
-Rising answer times without more answers mean that something is saturated, there or here: then it stops growing, and
-goes back to as many as give these answers in twice the best time. It stops, too, while this machine is short of memory
+When answers take longer without becoming more (see rollout/saturation.py), it stops growing, and goes back to as many
+as give these answers in twice the best time. It stops, too, while this machine is short of memory
 or busy beyond reason, or sandboxes take much longer to start.
 """
 
@@ -27,6 +27,7 @@ from statistics import median
 from rollout.bound import START_FACTOR, Bound
 from rollout.chance import Chance
 from rollout.recent import LEAST_SECONDS, Recent
+from rollout.saturation import Saturation
 
 START_REQUESTS = 8.0
 MAX_ROLLOUTS = 1024
@@ -50,18 +51,10 @@ _MIN_RATE_SECONDS, _MAX_RATE_SECONDS = 1.0, 5.0
 _LONG_SECONDS = 15.0
 _FIRST_SECONDS = 0.3  # of a run say little of a rate
 _SURE_ANSWERS = 6  # fewer before the first refusal say next to nothing of where the limit is
-_MIN_STEP_SECONDS = 0.5
-_STEP = 1.1  # of growth beyond a limit, after which it is looked at what it has led to
+_STEP = 1.1  # times what was allowed by the last step; then it is looked at what that has led to
 _IN_THE_WAY = 1.3  # times the rate that is used; above it a bound spreads requests that need no spreading
 _USED = 0.85  # of a bound must be in use for it to be raised
-_HARDLY_SLOWER = 1.5
-_SLOWER = 2.0  # times the best answer time: growth must be worth it from here on
-_MUCH_SLOWER = 4.0
-_FEWER = 0.8  # answers than before it was asked for less because they took long
-_FORGET_SECONDS = 300.0  # in which the best answer time doubles, for it may have been luck
-_WORTH = 1.1  # times as many answers as before a step of growth
-_SLACK_SECONDS = 0.05  # answer times below are as good as none
-_FIRST_LATENCIES, _LATENCIES = 16, 64
+_SANDBOX_TIMES = 64  # that are remembered
 _ROLLOUTS_PER_REQUEST = 4.0  # at most: rollouts also run tools
 _LOW_MEMORY, _LITTLE_MEMORY = 0.08, 0.15  # of this machine's, available
 _HIGH_LOAD = 8.0  # runnable processes per processor
@@ -108,18 +101,6 @@ def _unbounded() -> Bound:
 
 
 @dataclass
-class _Step:
-    """The last step of growth."""
-
-    at: float = -inf
-    value: float = START_REQUESTS  # of open requests, since
-    most_open: int = 1  # before
-    per_second: float = 0.0  # answers before
-    answered: int = 0  # since
-    is_cut: bool = False  # because answers took long
-
-
-@dataclass
 class _News:
     """What happened since the last decision."""
 
@@ -138,12 +119,9 @@ class Controller:
     _chance: Chance = field(default_factory=Chance)
     _doubted: tuple[Bound, Bound] | None = None  # the two, as they were before refusals were taken for chance
     _accepted: Recent = field(default_factory=lambda: Recent(_LONG_SECONDS))
-    _answered: Recent = field(default_factory=lambda: Recent(2 * _SOON_SECONDS))
+    _saturation: Saturation = field(default_factory=lambda: Saturation(START_REQUESTS))
     _news: _News = field(default_factory=_News)
-    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
-    _sandbox_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
-    _best_seconds: float = inf
-    _best_open: int = 0  # then
+    _sandbox_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_SANDBOX_TIMES))
     _best_sandbox_seconds: float = inf
     _open: dict[int, Seen] = field(default_factory=dict)  # the latest of each worker
     _cut_at: float = -inf
@@ -157,7 +135,6 @@ class Controller:
     _began_at: float = inf
     _decided_at: float = -inf
     _ceiling: float = inf  # of open requests while ``_pause_seconds`` holds and until they are as many as before
-    _step: _Step = field(default_factory=_Step)
     _busy_share: float = 1.0  # of rollouts that wait for an answer
     _why: str = ""
 
@@ -169,7 +146,7 @@ class Controller:
         # What was refused of what was sent before the last cut says nothing of what was sent since.
         self._accepted_since_cut += accepted if seen.refused_since > self._cut_at else max(accepted, 0)
         self._news.answered += seen.answered
-        self._seconds.extend(seen.seconds)
+        self._saturation.took(seen.seconds)
         self._sandbox_seconds.extend(seen.sandbox_seconds)
         if seen.refused_since > self._cut_at + _HEARD_SECONDS:
             self._news.refused += seen.refused
@@ -210,8 +187,7 @@ class Controller:
 
     def _note(self, news: _News, passed: float, now: float) -> None:
         self._accepted.add(news.accepted, now)
-        self._answered.add(news.answered, now)
-        self._step.answered += news.answered
+        self._saturation.answered(news.answered, now)
         self._accepted_in_all += news.accepted
         self._rate.use(news.accepted, passed)
         self._chance.saw(news.accepted, news.refused, self._accepted.per_second(_MAX_RATE_SECONDS, now), passed, now)
@@ -279,14 +255,12 @@ class Controller:
         return near_open >= _SAME * near_rate, near_open < _SAME * near_rate
 
     def _limit_of_rate(self, now: float) -> float:
-        """Return where the limit of the rate seems to be; 0 when too little was taken to say."""
+        """Return where the limit of the rate seems to be; 0 when nothing was taken that tells."""
         if self._rate.known:
             return self._rate.measured if self._rate.is_measured(now) else self._rate.value
-        if self._accepted.since(now - _LONG_SECONDS) <= 0:
-            return 0.0
         first = min(max(now - self._began_at, LEAST_SECONDS) / _FIRST_SECONDS, 1.0)
         windows = (_MIN_RATE_SECONDS, _MAX_RATE_SECONDS, _LONG_SECONDS)
-        measured = max(self._accepted.per_second(seconds, now) for seconds in windows)
+        measured = max(0.0, *(self._accepted.per_second(seconds, now) for seconds in windows))
         if self._most_open() >= _FEW:
             measured = max(measured, self._rate.most)  # of late: it is not yet sure that the rate is to blame
         return first * measured
@@ -308,7 +282,7 @@ class Controller:
 
     def _has_drained(self, now: float) -> bool:
         """Tell whether an endpoint that took nothing takes more as soon as what was open is answered."""
-        soon = now - self._silent_since < 2 * max(self._typical_seconds(), _SOON_SECONDS)
+        soon = now - self._silent_since < 2 * max(self._saturation.typical_seconds, _SOON_SECONDS)
         grows = self._pause_seconds > 0 and now >= self._paused_until + _PROBE_SECONDS
         return soon and grows and _FEW <= self._ceiling < self._requests.value
 
@@ -327,24 +301,16 @@ class Controller:
             if not used:
                 return
             self._requests.grow(passed, per_second)
-            if self._requests.is_far_beyond and self._typical_seconds() <= _HARDLY_SLOWER * self._best_seconds:
+            if self._requests.is_far_beyond and self._saturation.hardly_slower:
                 self._requests.forget()
                 if self._rate.is_far_beyond:
                     self._rate.forget()
-            if self._requests.value > _STEP * self._step.value:
-                self._note_step(now)
-        elif most_open >= _USED * self._requests.value * self._busy_share and self._may_step(now):
+            if self._requests.value > _STEP * self._saturation.allowed_at_step:
+                self._saturation.step(self._requests.value, most_open, now)
+        elif most_open >= _USED * self._requests.value * self._busy_share and self._saturation.may_step(now):
             self._requests.start()
             self._requests.lower(float(self.max_rollouts))
-            self._note_step(now)
-
-    def _note_step(self, now: float, *, is_cut: bool = False) -> None:
-        per_second = self._answered.per_second(2 * _SOON_SECONDS, now)
-        self._step = _Step(now, self._requests.value, self._most_open(), per_second, is_cut=is_cut)
-
-    def _may_step(self, now: float) -> bool:
-        """Tell whether there was time to see what the last step of growth has led to: half a round of answers."""
-        return now >= self._step.at + _MIN_STEP_SECONDS and self._step.answered >= self._step.most_open / 2
+            self._saturation.step(self._requests.value, most_open, now)
 
     def _is_rate_used(self, now: float) -> bool:
         return self._accepted.per_second(_SOON_SECONDS, now) >= _USED * self._rate.value
@@ -352,30 +318,18 @@ class Controller:
     def _most_open(self) -> int:
         return sum(seen.most_open for seen in self._open.values())
 
-    def _typical_seconds(self) -> float:
-        return median(self._seconds) if self._seconds else 0.0
-
     def _saturated(self, passed: float, now: float) -> str:
-        """Say whether answers take longer and longer without becoming more."""
-        if len(self._seconds) < _FIRST_LATENCIES or self._is_rate_used(now):
+        """Say whether answers only take longer, and ask for less when they take far longer."""
+        most_open = self._most_open()
+        if self._is_rate_used(now) or not self._saturation.is_met(most_open, passed, now):
             return ""
-        typical, most_open = self._typical_seconds(), self._most_open()
-        if most_open <= self._best_open:
-            self._best_seconds *= 2 ** (passed / _FORGET_SECONDS)
-        if typical < self._best_seconds:
-            self._best_seconds, self._best_open = typical, most_open
-        best = max(self._best_seconds, _SLACK_SECONDS)
-        per_second = self._answered.per_second(2 * _SOON_SECONDS, now)
-        if typical <= _SLOWER * best or per_second > _WORTH * self._step.per_second:
-            return ""
-        if typical > _MUCH_SLOWER * best and now - self._cut_at > typical:
-            if self._step.is_cut and per_second < _FEWER * self._step.per_second:  # the best was luck
-                self._best_seconds, self._best_open = typical, most_open
-                return ""
-            self._requests.settle()
-            self._requests.cut(_SLOWER * best * per_second, now)
-            self._cut_at, self._accepted_since_cut = now, 0
-            self._note_step(now, is_cut=True)
+        if now - self._cut_at > self._saturation.typical_seconds:  # they come from since then
+            enough = self._saturation.enough(most_open, now)
+            if enough is not None:
+                self._requests.settle()
+                self._requests.cut(enough, now)
+                self._cut_at, self._accepted_since_cut = now, 0
+                self._saturation.step(self._requests.value, most_open, now, is_back=True)
         return "answers take longer"
 
     def _host_problem(self, host: Host) -> str:

@@ -135,13 +135,13 @@ def test_after_ten_minutes_without_an_endpoint_it_goes_on_as_before(most: int, s
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 10.0])
 @pytest.mark.parametrize("most", [1, 3, 8, 100])
-@pytest.mark.parametrize("seconds", [2.3, 30.0])
+@pytest.mark.parametrize("seconds", [2.3, 30.0, 90.0])
 def test_one_refusal_costs_next_to_nothing(most: int, seconds: float, wait_seconds: float) -> None:
     """Also where so few requests are made that they say nothing of a rate."""
     controller = Controller(max_rollouts=most)
-    run = Run(Once(300, wait_seconds), about(seconds), seconds=600, controller=controller).play()
+    run = Run(Once(900, wait_seconds), about(seconds), seconds=2100, controller=controller).play()
     assert run.refused == 1
-    assert run.rate(350, 600) >= 0.8 * most / seconds
+    assert run.rate(1100, 2100) >= 0.8 * most / seconds
 
 
 def test_without_limits_it_grows_as_long_as_that_brings_answers() -> None:
@@ -191,6 +191,36 @@ def test_refusals_of_what_was_sent_before_a_cut_are_old_news() -> None:
     assert controller.decide(50, Host(), 10.3).per_second >= first.per_second
     controller.seen(1, Seen(sent=3, refused=1, refused_since=10.35, most_open=5), 10.4)
     assert controller.decide(50, Host(), 10.4).per_second < first.per_second
+
+
+@pytest.mark.parametrize("cut_since", [False, True])
+@pytest.mark.parametrize("refused", [1, 40])
+def test_refusals_that_are_told_late_are_not_taken_for_answers(refused: int, *, cut_since: bool) -> None:
+    """They belong to requests that an earlier report has told of, and may have been sent before the last cut."""
+    controller, now = Controller(), 100.0
+    controller.seen(1, Seen(sent=40, open_requests=40), now)
+    controller.decide(50, Host(), now)
+    if cut_since:
+        controller.seen(2, Seen(sent=1, refused=1, refused_since=now), now + 0.1)
+        controller.decide(50, Host(), now + 0.1)
+    late = Seen(refused=refused, refused_since=now + 0.05, open_requests=40 - refused)
+    controller.seen(1, late, now + 0.2)
+    controller.decide(50, Host(), now + 0.2)
+    assert controller._accepted.since(0) == 40 - refused
+
+
+def test_one_refusal_while_hardly_anything_is_asked_is_not_blamed_on_how_much_is() -> None:
+    """A prompt that an endpoint always answers with 500, while the other rollouts run tools; two in a row are."""
+    run = Run(OpenAtOnce(lambda _: 40), about(1.0), seconds=60).play()
+    controller, now = run.controller, 60.2
+    before = run.pace
+    controller.seen(0, Seen(sent=5, answered=40, open_requests=5, most_open=5), now)
+    controller.decide(40, Host(), now)
+    for refusals, passed in ((1, 3.0), (2, 1.0)):
+        now += passed
+        controller.seen(0, Seen(sent=5, answered=4, refused=1, refused_since=now - 0.1, most_open=5), now)
+        pace = controller.decide(40, Host(), now)
+        assert (pace.requests >= before.requests) == (refusals == 1)
 
 
 def test_the_first_pace_is_modest() -> None:

@@ -82,6 +82,33 @@ def test_a_refusal_is_told_at_once_and_a_wait_is_kept() -> None:
     assert waited >= 0.19
 
 
+def test_a_pace_that_was_on_its_way_does_not_end_a_wait() -> None:
+    async def run() -> float:
+        gate = Gate()
+        await request(gate, refused=True, wait=0.2)
+        started = time.monotonic()
+        gate.pace(100, inf, 0.0)
+        await request(gate)
+        return time.monotonic() - started
+
+    assert asyncio.run(run()) >= 0.19
+
+
+def test_many_gates_that_share_a_low_rate_do_not_send_one_each_at_first() -> None:
+    async def run() -> int:
+        gates = [Gate() for _ in range(64)]
+        for gate in gates:
+            gate.pace(1, 1 / 64, 0.0)
+        tasks = [asyncio.create_task(request(gate)) for gate in gates]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return sum(gate.report().sent for gate in gates)
+
+    assert asyncio.run(run()) == 0
+
+
 def test_who_gives_up_waiting_leaves_no_trace() -> None:
     async def run() -> tuple[int, int]:
         gate = Gate()

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from math import inf, isfinite
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.bound import Bound
+
+FLOOR = 1.0
+amounts = st.floats(0.1, 1e4)
+
+
+def bound(value: float) -> Bound:
+    return Bound(value, FLOOR, 0.98, 10.0)
+
+
+@given(
+    st.one_of(amounts, st.just(inf)), st.lists(st.tuples(amounts, st.floats(0, 30), st.floats(0, 1000)), max_size=30)
+)
+def test_whatever_it_meets_it_is_a_number_between_its_floor_and_what_was_met(
+    value: float, happens: list[tuple[float, float, float]]
+) -> None:
+    subject, now = bound(value), 0.0
+    for limit, seconds, per_second in happens:
+        before = subject.value
+        subject.cut(limit, now)
+        assert subject.known
+        assert isfinite(subject.value)
+        assert FLOOR <= subject.value <= max(before, FLOOR)
+        assert subject.value >= min(before / 4, limit) * 0.4
+        subject.grow(seconds, per_second)
+        now += seconds
+
+
+@given(st.floats(20, 1e4))
+def test_it_grows_back_to_where_the_limit_was_and_rests_there_and_goes_beyond(limit: float) -> None:
+    subject = bound(2 * limit)
+    subject.cut(limit, 0.0)
+    grown = []
+    for _ in range(100):
+        subject.grow(0.1, 100.0)
+        grown.append(subject.value / limit)
+    assert grown == sorted(grown)
+    assert grown[20] == pytest.approx(0.98, rel=0.01)  # two seconds
+    assert grown[30] < 1.0
+    assert grown[-1] > 1.5
+
+
+def test_cuts_that_follow_each_other_go_twice_as_deep_and_after_a_while_slightly_again() -> None:
+    subject = bound(100.0)
+    kept = []
+    for _ in range(4):
+        before = subject.value
+        subject.cut(before, 0.0)
+        kept.append(subject.value / before / 0.98)
+    subject.settle()
+    before = subject.value
+    subject.cut(before, 0.0)
+    assert kept == pytest.approx([0.97, 0.94, 0.88, 0.76])
+    assert subject.value / before / 0.98 == pytest.approx(0.97)
+
+
+def test_what_was_used_of_what_was_allowed_tells_where_a_rate_ends() -> None:
+    subject = bound(inf)
+    subject.cut(100.0, 0.0)
+    assert not subject.is_measured(10.0)
+    for _ in range(10):
+        subject.use(30, 1.0)
+    assert subject.is_measured(10.0)
+    assert subject.measured == pytest.approx(30)
+
+
+def test_with_few_answers_it_feels_for_more_slowly_but_never_stands_still() -> None:
+    quick, slow, idle = (bound(100.0) for _ in range(3))
+    for subject, per_second in ((quick, 10.0), (slow, 5.0), (idle, 0.0)):
+        subject.cut(100.0, 0.0)
+        for _ in range(60):
+            subject.grow(0.1, per_second)
+    assert quick.value > slow.value > idle.value
+    before = idle.value
+    for _ in range(1000):
+        idle.grow(0.1, 0.0)
+    assert idle.value > 2 * before
