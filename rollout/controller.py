@@ -73,7 +73,7 @@ class Seen:
     seconds: Sequence[float] = ()  # of answered requests
     open_requests: int = 0  # now
     most_open: int = 0  # that were not refused
-    waiting_requests: int = 0  # now, for their turn
+    waiting_requests: int = 0  # now, for their turn or before another try
     sandbox_seconds: Sequence[float] = ()  # that sandboxes took to start
 
 
@@ -146,7 +146,7 @@ class Controller:
         # What was refused of what was sent before the last cut says nothing of what was sent since.
         self._accepted_since_cut += accepted if seen.refused_since > self._cut_at else max(accepted, 0)
         self._news.answered += seen.answered
-        self._saturation.took(seen.seconds)
+        self._saturation.took(seen.seconds, now)
         self._sandbox_seconds.extend(seen.sandbox_seconds)
         if seen.refused_since > self._cut_at + _HEARD_SECONDS:
             self._news.refused += seen.refused
@@ -307,7 +307,7 @@ class Controller:
                     self._rate.forget()
             if self._requests.value > _STEP * self._saturation.allowed_at_step:
                 self._saturation.step(self._requests.value, most_open, now)
-        elif most_open >= _USED * self._requests.value * self._busy_share and self._saturation.may_step(now):
+        elif most_open >= _USED * self._requests.value * self._busy_share and self._saturation.may_step(most_open, now):
             self._requests.start()
             self._requests.lower(float(self.max_rollouts))
             self._saturation.step(self._requests.value, most_open, now)

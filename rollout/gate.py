@@ -103,6 +103,7 @@ class Gate:
     _open: int = 0
     _most_open: int = 0
     _queue: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _pausing: int = 0
     _timer: asyncio.TimerHandle | None = None
     _sent: int = 0
     _answered: int = 0
@@ -153,8 +154,12 @@ class Gate:
 
     async def pause(self, seconds: float) -> None:
         """Wait before another try, for no longer than there is any use in one."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), seconds)
+        self._pausing += 1
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), seconds)
+        finally:
+            self._pausing -= 1
 
     def report(self) -> Seen:
         """Return what was met with since the last report."""
@@ -167,7 +172,7 @@ class Gate:
             seconds=tuple(round(seconds, 4) for seconds in self._seconds),
             open_requests=self._open,
             most_open=self._most_open,
-            waiting_requests=len(self._queue),
+            waiting_requests=len(self._queue) + self._pausing,
             sandbox_seconds=tuple(round(seconds, 4) for seconds in self._sandbox_seconds),
         )
         self._sent = self._answered = self._refused = 0

@@ -24,6 +24,7 @@ _WORTH = 1.1  # times as many answers as before a step of growth
 _FEWER = 0.8  # times as many as before less was asked because they took long: that was no saturation
 _RATE_SECONDS = 2.0  # over which answers a second are counted
 _MIN_STEP_SECONDS = 0.5
+_PART = 0.25  # of what was open before a step, answered since, tells what it has led to
 
 
 @dataclass
@@ -34,7 +35,6 @@ class _Step:
     allowed: float = 0.0  # open, since
     most_open: int = 1  # before
     per_second: float = 0.0  # answers before
-    answered: int = 0  # since
     is_back: bool = False
 
 
@@ -46,6 +46,7 @@ class Saturation:
         self._step = _Step(allowed=allowed)
         self._answered = Recent(_RATE_SECONDS)
         self._seconds: deque[float] = deque(maxlen=_MOST_TIMES)
+        self._seconds_since: deque[float] = deque(maxlen=_MOST_TIMES)  # of what was sent since the last step
         self._best_seconds = inf
         self._best_open = 0  # then
 
@@ -64,22 +65,30 @@ class Saturation:
         """Whether answers come about as quickly as they ever did."""
         return self.typical_seconds <= _HARDLY_SLOWER * self._best_seconds
 
-    def took(self, seconds: Sequence[float]) -> None:
-        """Take answer times."""
+    def took(self, seconds: Sequence[float], now: float) -> None:
+        """Take answer times, of answers that have just come."""
         self._seconds.extend(seconds)
+        self._seconds_since.extend(each for each in seconds if now - each >= self._step.at)
 
     def answered(self, count: int, now: float) -> None:
         """Take how many answers came since this was last called."""
         self._answered.add(count, now)
-        self._step.answered += count
 
     def step(self, allowed: float, most_open: int, now: float, *, is_back: bool = False) -> None:
         """Take note that so many may be open from now on; at most so many were."""
         self._step = _Step(now, allowed, most_open, self._per_second(now), is_back=is_back)
+        self._seconds_since.clear()
 
-    def may_step(self, now: float) -> bool:
-        """Tell whether there was time to see what the last step has led to: half a round of answers."""
-        return now >= self._step.at + _MIN_STEP_SECONDS and self._step.answered >= self._step.most_open / 2
+    def may_step(self, most_open: int, now: float) -> bool:
+        """Tell whether the last step was worth it: what was sent since is answered as quickly, or more of it is."""
+        told = len(self._seconds_since) >= min(self._step.most_open * _PART, _MOST_TIMES)
+        if not told or now < self._step.at + _MIN_STEP_SECONDS:
+            return False
+        quick = median(self._seconds_since or [0.0]) <= _HARDLY_SLOWER * self._best_seconds
+        if not quick and self._per_second(now) <= _WORTH * self._step.per_second:
+            return False
+        self._note_best(most_open)
+        return True
 
     def is_met(self, most_open: int, passed: float, now: float) -> bool:
         """Tell whether more would only make answers slower. To be asked all the time, ``passed`` seconds apart."""
@@ -88,8 +97,7 @@ class Saturation:
         typical = self.typical_seconds
         if most_open <= self._best_open:
             self._best_seconds *= 2 ** (passed / _FORGET_SECONDS)
-        if typical < self._best_seconds:
-            self._best_seconds, self._best_open = typical, most_open
+        self._note_best(most_open)
         return typical > _SLOWER * self._best and self._per_second(now) <= _WORTH * self._step.per_second
 
     def enough(self, most_open: int, now: float) -> float | None:
@@ -104,6 +112,11 @@ class Saturation:
             self._best_seconds, self._best_open = typical, most_open
             return None
         return _SLOWER * self._best * per_second
+
+    def _note_best(self, most_open: int) -> None:
+        typical = self.typical_seconds
+        if 0 < typical < self._best_seconds:
+            self._best_seconds, self._best_open = typical, most_open
 
     @property
     def _best(self) -> float:

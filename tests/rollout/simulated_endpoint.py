@@ -168,6 +168,7 @@ class Run:
     _number: int = 0
     _running: int = 0
     _waiting: int = 0
+    _retrying: int = 0
     _open: int = 0
     _accepted: int = 0
     _saved: float = 1.0
@@ -205,7 +206,7 @@ class Run:
             seconds=seconds,
             open_requests=self._open,
             most_open=int(report["most"]),
-            waiting_requests=self._waiting,
+            waiting_requests=self._waiting + self._retrying,
         )
         self._forget()
         self.controller.seen(0, seen, now)
@@ -240,9 +241,11 @@ class Run:
         report["wait"] = max(report["wait"], wait)
         if report["refused"] == 1:
             self._at(now + 0.01, "tell", now)
+        self._retrying += 1
         self._at(now + max(wait, self.random.uniform(0.5, 1.0)), "retry")
 
     def _on_retry(self, _now: float, _sent_at: float) -> None:
+        self._retrying -= 1
         self._waiting += 1
 
     def _on_turn(self, _now: float, _sent_at: float) -> None:

@@ -149,13 +149,20 @@ def test_without_limits_it_grows_as_long_as_that_brings_answers() -> None:
     assert run.rate(20, 30) > 900
 
 
-def test_an_endpoint_that_only_slows_down_is_not_flooded() -> None:
-    """It works on ten at a time, whatever it is sent."""
-    run = Run(OpenAtOnce(lambda _: 10_000), lambda _: 0.0, seconds=60)
-    run.latency = lambda _: max(run._accepted / 10, 1.0) * 0.3
+@pytest.mark.parametrize(("each", "free", "most"), [(0.03, 10, 200), (0.1, 1, 70), (0.1, 4, 70), (0.01, 5, 70)])
+def test_an_endpoint_that_only_slows_down_is_not_flooded(each: float, free: int, most: int) -> None:
+    """It works on so many at a time without delay, and gives 1 / each answers a second, whatever it is sent."""
+    opened = [0]
+
+    def seconds(_: Random) -> float:
+        opened.append(run._accepted)
+        return max(run._accepted, free) * each
+
+    run = Run(OpenAtOnce(lambda _: 10_000), seconds, seconds=60)
     run.play()
-    assert run.pace.requests < 60
-    assert run.pace.why == "answers take longer"
+    assert max(opened) <= most
+    assert run.pace.requests <= max(4 * free, 20)
+    assert run.rate(20, 60) >= 0.95 / each
 
 
 @pytest.mark.parametrize(
@@ -237,7 +244,8 @@ def test_what_was_open_beside_a_refusal_counts_although_it_is_told_later() -> No
         now, before = now + 1.1, requests
         half = round(requests / 2)
         for number in (1, 2):
-            controller.seen(number, Seen(sent=half, answered=half, open_requests=half, most_open=half), now)
+            seen = Seen(sent=half, answered=half, seconds=[1.0] * half, open_requests=half, most_open=half)
+            controller.seen(number, seen, now)
         requests = controller.decide(2 * half, Host(), now).requests
     one_half = round(before / 2)
     controller.seen(

@@ -126,6 +126,22 @@ def test_who_gives_up_waiting_leaves_no_trace() -> None:
     assert asyncio.run(run()) == (0, 2)
 
 
+def test_who_waits_before_another_try_does_wait() -> None:
+    """Its rollout does not run tools: no other one is needed to keep the endpoint busy."""
+
+    async def run() -> list[int]:
+        gate = Gate()
+        pauses = [asyncio.create_task(gate.pause(60)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        waiting = [gate.report().waiting_requests]
+        pauses[0].cancel()
+        gate.close()
+        await asyncio.gather(*pauses, return_exceptions=True)
+        return [*waiting, gate.report().waiting_requests]
+
+    assert asyncio.run(run()) == [3, 0]
+
+
 def test_a_request_that_is_cancelled_makes_room() -> None:
     async def run() -> None:
         gate = Gate()
