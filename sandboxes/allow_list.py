@@ -1,7 +1,8 @@
 """Which hosts a sandbox may reach, where that is limited: the user's list, and the rules that go with it.
 
-An entry is a host name (``pypi.org``), a pattern for all names below one (``*.example.com``, at any depth), ``*`` for
-every name, or an address or network (``10.1.2.3``, ``10.0.0.0/8``); with ``:port`` it means that port, else 80 and 443.
+An entry is a host name (``docs.example``), a pattern for all names below one (``*.example.com``, at any depth), ``*``
+for every name, or an address or network (``10.1.2.3``, ``10.0.0.0/8``); with ``:port`` it means that port, else 80 and
+443.
 A name never leads to an address that is this machine's or not public (loopback, private, link-local with its metadata
 services, …) unless an entry names that address, too.
 """

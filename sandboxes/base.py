@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
 BackgroundStatus = Literal["running", "exited"]
 DEFAULT_OUTPUT_CHARS = 50_000  # what one command may bring back; the original's cap
@@ -108,6 +108,14 @@ class Sandbox(Protocol):
         killed and what was written so far comes back with exit code 124.
         """
 
+    async def exec_plain(
+        self, command: str, *, timeout_seconds: float, max_output_chars: int = DEFAULT_OUTPUT_CHARS
+    ) -> ExecResult:
+        """Run a command that is a tool's own, as ``exec`` does, but under the variables that the sandbox began with.
+
+        Where PATH or HOME lead by now is the model's business: it starts in the current folder, and nothing persists.
+        """
+
     async def start(self, command: str, *, cwd: str = "") -> BackgroundProcess:
         """Start a command in the background, with a stdin that can be written to."""
 
@@ -156,7 +164,6 @@ def tell_nobody(_line: str) -> None:
     """Stand where nobody wants to know."""
 
 
-@runtime_checkable
 class ImageBackend(Backend, Protocol):
     """A kind of sandbox that runs images."""
 
@@ -167,3 +174,8 @@ class ImageBackend(Backend, Protocol):
         far that is, in the event loop. Raises SandboxError of kind ``image_unavailable``,
         or of kind ``sandbox`` when it is the engine that fails.
         """
+
+
+def has_images(backend: Backend) -> TypeGuard[ImageBackend]:
+    """Tell whether a kind of sandbox runs images; each rollout asks, and isinstance takes long with protocols."""
+    return hasattr(backend, "ensure_image")

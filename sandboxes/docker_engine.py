@@ -21,6 +21,7 @@ import docker
 import requests
 from docker import errors as docker_errors
 from docker.utils import kwargs_from_env
+from urllib3 import exceptions as urllib3_errors
 
 from sandboxes.base import SandboxError
 from sandboxes.container_network import listen_inside
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 API_SECONDS = 60  # for one answer of a busy engine
 PROBE_SECONDS = 5
+PULL_SECONDS = 1800  # an image may be large
+SILENCE_SECONDS = 300  # of a pull: no layer comes nearer
 REMOVAL_SECONDS = 10.0  # for a removal that somebody else has begun
 NETWORK_SECONDS = 2.0  # for the last containers on a network that goes
 BUSY_SECONDS = 0.05  # between two looks whether it has ended
@@ -72,7 +75,7 @@ class Engine:
         """``host``: as in $DOCKER_HOST, which is the default."""
         environ = {**os.environ, "DOCKER_HOST": host} if host else os.environ
         with _engine_errors("no Docker engine answers"):
-            self._api = docker.APIClient(version="auto", timeout=timeout_seconds, **kwargs_from_env(environ))
+            self._api = _Client(version="auto", timeout=timeout_seconds, **kwargs_from_env(environ))
             # The package has a pool for each path it asked for; connections that wait there are of no use to anybody.
             self._api.headers["Connection"] = "close"
             self.info: dict[str, Any] = self._api.info()
@@ -115,15 +118,14 @@ class Engine:
             return self._launch(image, name, labels, settings)
 
     def _launch(self, image: str, name: str, labels: dict[str, str], settings: Settings) -> Container:
-        with _engine_errors(f"no container of {image}"):
+        with _engine_errors(f"no container of {image}"), contextlib.ExitStack() as on_error:
+            on_error.callback(self.remove, name)  # its id may never be told
             container_id = self._create(image, name, labels, self._host_options(settings))
-            with contextlib.ExitStack() as on_error:
-                on_error.callback(self.remove, container_id)
-                attached = self._api.attach_socket(container_id, {"stdin": 1, "stderr": 1, "stream": 1})
-                lifeline = _connection(attached).socket
-                on_error.callback(lifeline.close)
-                self._api.start(container_id)
-                on_error.pop_all()
+            attached = self._api.attach_socket(container_id, {"stdin": 1, "stderr": 1, "stream": 1})
+            lifeline = _connection(attached).socket
+            on_error.callback(lifeline.close)
+            self._api.start(container_id)
+            on_error.pop_all()
         return Container(container_id, lifeline)
 
     def discard(self, container: Container) -> None:
@@ -143,16 +145,21 @@ class Engine:
             pid = self._api.inspect_container(container_id)["State"]["Pid"]
             return listen_inside(pid, port)
 
-    def remove(self, container_id: str) -> bool:
-        """Remove a container with all that is in it; tell whether it is gone, and surely."""
+    def remove(self, container_id: str, *, may_come: bool = False) -> bool:
+        """Remove a container with all that is in it; tell whether it is gone, and surely.
+
+        The id may be its name. One that ``may_come`` is waited for: the engine has been asked to make it.
+        """
         deadline = time.monotonic() + REMOVAL_SECONDS
         while time.monotonic() < deadline:
             try:
                 self._api.remove_container(container_id, force=True, v=True)
+                may_come = False
             except docker_errors.APIError as error:
-                if error.status_code == HTTPStatus.NOT_FOUND or "no such container" in _words(error).lower():
+                is_not_there = error.status_code == HTTPStatus.NOT_FOUND or "no such container" in _words(error).lower()
+                if is_not_there and not may_come:
                     return True
-                time.sleep(BUSY_SECONDS)  # it ends already, by itself
+                time.sleep(BUSY_SECONDS)  # it ends already, by itself, or is not made yet
             except _ENGINE_ERRORS:
                 return False  # so is the engine, and when it is back others will see to it
         return False
@@ -211,14 +218,19 @@ class Engine:
     def pull(self, name: str, hear: Callable[[dict[str, Any]], None]) -> str:
         """Get an image from its registry, with the credentials of the user's docker config; return the complaint.
 
-        ``hear`` gets what the engine says meanwhile: status, id of a layer, progressDetail {current, total} in bytes.
+        ``hear`` gets what the engine says meanwhile: status, id of a layer, progressDetail {current, total} in bytes. A
+        pull that stands still or takes too long is given up: the engine ends it when nobody listens any more.
         """
+        patience = _Patience()
         try:
-            for message in self._api.pull(name, stream=True, decode=True):
-                if "error" in message:
-                    return str(message["error"])
-                hear(message)
-        except _ENGINE_ERRORS as error:
+            with contextlib.closing(self._api.pull(name, stream=True, decode=True)) as messages:
+                for message in messages:
+                    if complaint := str(message.get("error", "")) or patience.complaint(message):
+                        return complaint
+                    hear(message)
+        except (requests.ReadTimeout, urllib3_errors.ReadTimeoutError):
+            return _STANDS_STILL.format(SILENCE_SECONDS)
+        except (*_ENGINE_ERRORS, urllib3_errors.HTTPError) as error:
             return _words(error)
         return ""
 
@@ -259,6 +271,9 @@ class Engine:
                 if host.pop(refused, None) is None:
                     raise
                 self._left_out.add(refused)
+            except requests.ReadTimeout:
+                self.remove(name, may_come=True)
+                raise
             else:
                 return str(created["Id"])
 
@@ -289,6 +304,32 @@ class Engine:
         return options
 
 
+class _Client(docker.APIClient):
+    """The package's client, but for a limit where it would wait for ever, which it does for whatever a pull says."""
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        """See ``requests.Session``; the limit is that of one silence, not of the whole answer."""
+        limited = {**kwargs, "timeout": kwargs.get("timeout") or SILENCE_SECONDS}
+        return super().request(*args, **limited)
+
+
+class _Patience:
+    """How long a pull is listened to. Some engines say the same again and again of a layer that does not come."""
+
+    def __init__(self) -> None:
+        self._began = self._came_nearer = time.monotonic()
+        self._said: dict[Any, dict[str, Any]] = {}  # by layer, what was said of it last
+
+    def complaint(self, message: dict[str, Any]) -> str:
+        """Take what the engine says; return why the pull is to be given up, or ""."""
+        now, layer = time.monotonic(), message.get("id")
+        if self._said.get(layer) != message:
+            self._said[layer], self._came_nearer = message, now
+        if now - self._came_nearer > SILENCE_SECONDS:
+            return _STANDS_STILL.format(SILENCE_SECONDS)
+        return f"it did not come within {PULL_SECONDS} s" if now - self._began > PULL_SECONDS else ""
+
+
 def probe(host: str = "") -> str:
     """Say why the engine at ``host``, or at $DOCKER_HOST, cannot be used; "" when it can."""
     host = host or os.environ.get("DOCKER_HOST", "")
@@ -301,6 +342,7 @@ def probe(host: str = "") -> str:
     return ""
 
 
+_STANDS_STILL = "its pull stood still for {} s; its registry, or the way there, does not answer"
 _ENGINE_ERRORS = (docker_errors.DockerException, requests.RequestException, OSError)
 
 

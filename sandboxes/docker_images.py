@@ -1,6 +1,7 @@
 """Images: looked for once each, however many samples and workers want them, and pulled where they are missing.
 
-Workers of one run agree on who pulls through ``image_notes``.
+Workers of one run agree on who pulls through ``image_notes``. No time limit counts the wait for others' pulls, and an
+image that is there does not wait for them.
 """
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from threading import BoundedSemaphore
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sandboxes.base import SandboxError, Tell, tell_nobody
 from sandboxes.docker_engine import Engine, image_error
 from sandboxes.image_notes import Notes, from_a_thread, locked
 
-PULL_SECONDS = 1800  # an image may be large
-MAX_CHECKS = 64  # at the same time, of one process: most of them only look, or wait for others
+T = TypeVar("T")
+
+MAX_LOOKS = 16  # at the same time, of one process: whether an image is there
+MAX_MISSING = 64  # that are taken care of: most of them wait for others
 MAX_PULLS = 4
 PROGRESS_SECONDS = 10.0  # between two lines about a pull
 
@@ -37,26 +42,26 @@ class Images:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pool = ThreadPoolExecutor(MAX_CHECKS, thread_name_prefix="image")
+        self._there: _Once[Image | None] = _Once(ThreadPoolExecutor(MAX_LOOKS, thread_name_prefix="image"))
+        self._missing: _Once[Image] = _Once(ThreadPoolExecutor(MAX_MISSING, thread_name_prefix="missing-image"))
         self._pulls = BoundedSemaphore(MAX_PULLS)
-        self._checks: dict[str, Future[Image]] = {}
 
     async def ensure(self, name: str, tell: Tell = tell_nobody) -> Image:
         """Have the image here, pulled if need be. Raises SandboxError, for the image's sake or the engine's."""
-        check = self._checks.get(name)
-        if check is None or _is_no_verdict(check):
-            check = self._checks[name] = self._pool.submit(self._check, name, from_a_thread(tell))
-        try:
-            async with asyncio.timeout(PULL_SECONDS):
-                return await asyncio.shield(asyncio.wrap_future(check))
-        except TimeoutError:
-            raise image_error(f"{name}: it did not come within {PULL_SECONDS} s") from None
+        there = await self._there.result(name, partial(self._look, name))
+        return there or await self._missing.result(name, partial(self._get, name, from_a_thread(tell)))
 
-    def _check(self, name: str, tell: Tell) -> Image:
+    def _look(self, name: str) -> Image | None:
         known = self._engine.image(name)
-        if known is None:
-            with locked(os.environ.get("DOCKER_HOST", ""), name) as notes:
-                known = self._engine.image(name) or self._pull(name, notes, tell)
+        return self._checked(name, known) if known else None
+
+    def _get(self, name: str, tell: Tell) -> Image:
+        with locked(os.environ.get("DOCKER_HOST", ""), name) as notes:
+            known = self._engine.image(name) or self._pull(name, notes, tell)
+        return self._checked(name, known)
+
+    def _checked(self, name: str, known: dict[str, Any]) -> Image:
+        """Return an image that the engine knows. Raises SandboxError when it cannot be run."""
         image = Image(
             name=name,
             variables=dict(item.split("=", 1) for item in known["Config"].get("Env") or () if "=" in item),
@@ -79,6 +84,21 @@ class Images:
             raise image_error(f"{name}: {complaint}")
         tell(f"image {name} is here")
         return known
+
+
+@dataclass
+class _Once(Generic[T]):
+    """Work that is done once for each image, in threads, until there is a verdict."""
+
+    pool: ThreadPoolExecutor
+    done: dict[str, Future[T]] = field(default_factory=dict)
+
+    async def result(self, name: str, work: Callable[[], T]) -> T:
+        """Return what the work comes to, or came to. Raises SandboxError."""
+        known = self.done.get(name)
+        if known is None or _is_no_verdict(known):
+            known = self.done[name] = self.pool.submit(work)
+        return await asyncio.shield(asyncio.wrap_future(known))
 
 
 class Progress:
@@ -104,7 +124,7 @@ class Progress:
             self._tell(f"pulling image {self._name}: {here:,.0f} of {total:,.0f} MB")
 
 
-def _is_no_verdict(check: Future[Image]) -> bool:
+def _is_no_verdict(check: Future[T]) -> bool:
     """Tell whether a check failed for the engine's sake: then it is made again."""
     error = check.exception() if check.done() else None
     return isinstance(error, SandboxError) and error.kind == "sandbox"

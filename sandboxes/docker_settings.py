@@ -93,7 +93,9 @@ def _network(environ: Mapping[str, str], name: str) -> bool | AllowList:
     if not text or text.lower() in _YES + _NO:
         return text.lower() not in _NO
     if not re.search(r"[.:*,]", text):  # else a switch that is misspelt would be a host
-        raise SettingsError(f"{name}={text} must be true or false, or name hosts (pypi.org,*.example.com,myhost:8080)")
+        raise SettingsError(
+            f"{name}={text} must be true or false, or name hosts (docs.example,*.example.com,myhost:8080)"
+        )
     try:
         return AllowList.parse(text)
     except AllowListError as error:

@@ -19,14 +19,14 @@ from functools import partial
 
 from sandboxes.guard_rules import (
     EVERYTHING,
+    find_on_all,
     find_roots,
     has_flag,
     init,
-    is_filtered,
     kill,
     operands,
     pkill,
-    systemctl,
+    power,
     wrapped,
 )
 from sandboxes.shell_commands import Command, Names, TooMuchError, stdin_of
@@ -51,11 +51,12 @@ _RAW_DISK = re.compile(
     r"/proc/sysrq-trigger$|/dev/(?:[shv]d[a-z]|xvd[a-z]|nvme\d|mmcblk\d|md\d|dm-\d|mapper/|disk/|loop\d|sr\d|nbd\d|ram\d"
     r"|pmem\d|k?mem$|port$)"
 )
+_ITEM_ENDS = re.compile(r"\\0|\0")  # of xargs -0: a NUL, and what printf makes one of
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh"})
 _POWER = frozenset({"shutdown", "reboot", "halt", "poweroff", "killall5"})
 _DISK_TOOLS = frozenset({
     "badblocks", "blkdiscard", "cfdisk", "cryptsetup", "fdisk", "hdparm", "mke2fs", "mkswap", "parted", "pvcreate",
-    "sfdisk", "sgdisk", "shred", "tee", "wipefs",
+    "sfdisk", "sgdisk", "shred", "tee", "truncate", "wipefs",
 })  # fmt: skip
 _SAYS_WHAT_TO_RUN = frozenset({*_SHELLS, "su", "runuser", "script", "flock"})  # after -c
 
@@ -112,7 +113,8 @@ class _Guard:
             "killall": partial(pkill, "killall"),
             "init": init,
             "telinit": init,
-            "systemctl": systemctl,
+            "systemctl": partial(power, "systemctl"),
+            "loginctl": partial(power, "loginctl"),
             "eval": self._eval,
             "trap": lambda arguments: self._inner(arguments[0]) if arguments else "",
         }
@@ -123,10 +125,20 @@ class _Guard:
         if self._depth > MAX_NESTING:
             raise TooMuchError
         self._names.set("PWD", self._folders[()] or UNKNOWN)
-        for command in Reader(text, self._names).read():
+        for command in self._read(text):
             if reason := self._command(command):
                 return reason
         return ""
+
+    def _read(self, text: str) -> list[Command]:
+        """Read a text, and once more where its loops are told what to read: that stands behind them."""
+        again = self._names.fresh()
+        commands = Reader(text, self._names).read()
+        stdin = "".join(command.stdin for command in self._names.compounds if not command.words)
+        if not stdin:
+            return commands
+        self._names = replace(again, loop_stdin=stdin)
+        return Reader(text, self._names).read()
 
     def _command(self, command: Command) -> str:
         self._scope = command.scope
@@ -202,11 +214,13 @@ class _Guard:
     def _xargs(self, words: list[str], command: Command) -> str:
         """Judge what xargs runs, with what plainly comes to it."""
         rest = wrapped(words) or []
-        placeholder = next((b for a, b in itertools.pairwise(words) if a == "-I"), "")
+        options = [*words[1 : len(words) - len(rest)], ""]
+        placeholder = next((a[2:] or b for a, b in itertools.pairwise(options) if a.startswith("-I")), "")
         feeder = command.fed_by
-        items = stdin_of(command).split()
-        if not items and feeder and feeder.words[:1] == ["find"] and not is_filtered(feeder.words):
-            items = find_roots(feeder.words[1:])
+        items = _ITEM_ENDS.sub(" ", stdin_of(command)).split()
+        if not items and feeder and feeder.words[:1] == ["find"]:
+            prints_all = any(action.startswith("-print") for action, *_ in find_on_all(feeder.words[1:]))
+            items = find_roots(feeder.words[1:]) if prints_all else []
         if placeholder:
             rest = [word.replace(placeholder, item) for item in items[:1] or [UNKNOWN] for word in rest]
             return self._run(rest, command)
@@ -227,18 +241,13 @@ class _Guard:
 
     def _find(self, arguments: list[str]) -> str:
         roots = find_roots(arguments)
-        if is_filtered(arguments):
-            return ""
-        for index, word in enumerate(arguments):
-            if word == "-delete":
-                return self._any_protected(roots, "removal of everything below")
-            if word in ("-exec", "-execdir", "-ok", "-okdir"):
-                run = [item for item in arguments[index + 1 :] if item not in (";", "+")]
-                if run[:1] == ["rm"] and (reason := self._any_protected(roots, "removal of everything below")):
+        for action, *run in find_on_all(arguments):
+            removes = action == "-delete" or run[:1] == ["rm"]
+            if removes and (reason := self._any_protected(roots, "removal of everything below")):
+                return reason
+            for root in roots:
+                if reason := self._run([item.replace("{}", root) for item in run], Command()):
                     return reason
-                for root in roots:
-                    if reason := self._run([item.replace("{}", root) for item in run], Command()):
-                        return reason
         return ""
 
     def _dd(self, arguments: list[str]) -> str:
@@ -253,7 +262,7 @@ class _Guard:
         return self._inner(" ".join(arguments))
 
     def _inner(self, text: str, arguments: list[str] | None = None) -> str:
-        names = replace(self._names, variables=dict(self._names.variables), called=set())
+        names = self._names.fresh()
         if arguments:
             names.set_arguments(arguments)
         return _Guard(self._home, self._folder(), names, self._depth + 1).check(text)

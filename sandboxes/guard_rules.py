@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
 EVERYTHING = re.compile(r"[*?.!^\[\]]*[*?][*?.!^\[\]]*")  # a glob with no letter of its own
 _POWER_VERBS = frozenset({"poweroff", "reboot", "halt", "kexec", "rescue", "emergency", "soft-reboot"})
@@ -40,6 +41,8 @@ _FIND_TESTS = frozenset({
     "-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex", "-newer", "-mtime", "-mmin", "-atime",
     "-ctime", "-size", "-empty", "-user", "-perm",
 })  # fmt: skip
+_FIND_RUNS = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
+_FIND_ACTIONS = _FIND_RUNS | {"-delete", "-print", "-print0"}
 # By these names the programs run that run the rollouts.
 _RUNNERS = ("sh", "bash", "python", "python3", *(f"python3.{minor}" for minor in range(11, 20)))
 _VALUED = re.compile(
@@ -105,10 +108,44 @@ def find_roots(arguments: list[str]) -> list[str]:
     return roots or ["."]
 
 
-def is_filtered(arguments: list[str]) -> bool:
-    """Tell whether find takes some files only; ``-name '*'`` takes all."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    return any(test in _FIND_TESTS and not EVERYTHING.fullmatch(value) for test, value in pairs)
+def find_on_all(arguments: list[str]) -> list[list[str]]:
+    """Return what find does to all that it meets: each action, with the command that it runs.
+
+    A test narrows the actions behind it, up to the next ``-o``; ``-name '*'`` and a test's opposite narrow nothing.
+    """
+    on_all: list[list[str]] = []
+    narrows = _find_narrows(deque(arguments), on_all, narrowed=False)
+    acts = any(word in _FIND_ACTIONS for word in arguments)
+    return on_all if acts or narrows else [["-print"]]
+
+
+def _find_narrows(words: deque[str], on_all: list[list[str]], *, narrowed: bool) -> bool:
+    """Take the words of an expression; tell whether it holds for some files only."""
+    all_choices, choice, negated = True, narrowed, False
+    while words and (word := words.popleft()) != ")":
+        if word in ("!", "-not"):
+            negated = not negated
+            continue
+        if word in ("-o", "-or", ","):
+            all_choices, choice = all_choices and choice, narrowed
+        elif word == "(":
+            choice |= _find_narrows(words, on_all, narrowed=choice) and not negated
+        elif word in _FIND_TESTS:
+            value = words.popleft() if words and word != "-empty" else ""
+            choice |= not (negated or EVERYTHING.fullmatch(value))
+        elif word in _FIND_ACTIONS:
+            action = [word, *(_find_command(words) if word in _FIND_RUNS else ())]
+            on_all += [] if choice else [action]
+        negated = False
+    return all_choices and choice
+
+
+def _find_command(words: deque[str]) -> list[str]:
+    """Take the words of what find runs, and the sign that ends them."""
+    command = []
+    while words and (word := words.popleft()) not in (";", "+"):
+        command.append(word)
+    return command
 
 
 def kill(arguments: list[str]) -> str:
@@ -126,10 +163,10 @@ def init(arguments: list[str]) -> str:
     return "changing the runlevel stops the machine" if {"0", "6"} & set(arguments) else ""
 
 
-def systemctl(arguments: list[str]) -> str:
-    """Judge ``systemctl``."""
+def power(name: str, arguments: list[str]) -> str:
+    """Judge ``systemctl`` and ``loginctl``."""
     verb = next((word for word in arguments if not word.startswith("-")), "")
-    return f"systemctl {verb} stops the machine" if verb in _POWER_VERBS else ""
+    return f"{name} {verb} stops the machine" if verb in _POWER_VERBS else ""
 
 
 def pkill(name: str, arguments: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sandboxes.shell_values import UNKNOWN, UNSET, one_of, written
 
@@ -46,12 +46,26 @@ class Names:
     functions: dict[str, str] = field(default_factory=dict)  # bodies
     aliases: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # what is read where <(…) stands, by the word that it became
+    compounds: list[Command] = field(default_factory=list)  # that are redirected: loops, groups
+    loop_stdin: str = ""  # what these read, as an earlier reading of the same text has found
     called: set[str] = field(default_factory=set)  # functions and aliases that are being read
     complete: bool = True  # a name that is not known is not set
 
     def value(self, name: str) -> str:
         """Return a variable's value, UNSET or UNKNOWN."""
         return self.variables.get(name, UNSET if self.complete and name not in _NEVER_EMPTY else UNKNOWN)
+
+    def fresh(self) -> Names:
+        """Return a copy for another reading."""
+        return replace(
+            self,
+            variables=dict(self.variables),
+            functions=dict(self.functions),
+            aliases=dict(self.aliases),
+            files=dict(self.files),
+            compounds=[],
+            called=set(),
+        )
 
     def set(self, name: str, value: str) -> None:
         """Set a variable."""
@@ -85,7 +99,7 @@ class Names:
         if name == "read":
             for target in arguments:
                 if re.fullmatch(r"[A-Za-z_]\w*", target):
-                    self.set(target, one_of(stdin_of(command).split()) or UNKNOWN)
+                    self.set(target, one_of((stdin_of(command) or self.loop_stdin).split()) or UNKNOWN)
         elif name in ("mapfile", "readarray", "getopts", "let") and arguments:
             self.set(arguments[-1], one_of(stdin_of(command).split()) or UNKNOWN)
         elif name == "printf" and arguments[:1] == ["-v"] and len(arguments) > len(("-v", "name")):

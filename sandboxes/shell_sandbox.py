@@ -66,9 +66,21 @@ class ShellSandbox(ABC, Generic[JobT, ResidentT]):
     ) -> ExecResult:
         """See the protocol. Raises CommandRefused too."""
         collector = HeadAndTail(max_output_chars)
-        job = await self._start(command, collector, cwd=cwd, keep=True)
-        timed_out = await self._finish(job, timeout_seconds)
+        job = await self._start(command, collector, self._variables, cwd=cwd, keep=True)
+        result = await self._result(job, collector, timeout_seconds)
         self._remember(job, own_cwd=bool(cwd))
+        return result
+
+    async def exec_plain(
+        self, command: str, *, timeout_seconds: float, max_output_chars: int = DEFAULT_OUTPUT_CHARS
+    ) -> ExecResult:
+        """See the protocol. Raises CommandRefused too."""
+        collector = HeadAndTail(max_output_chars)
+        job = await self._start(command, collector, self._plain)
+        return await self._result(job, collector, timeout_seconds)
+
+    async def _result(self, job: JobT, collector: HeadAndTail, timeout_seconds: float) -> ExecResult:
+        timed_out = await self._finish(job, timeout_seconds)
         return ExecResult(
             output=collector.text(),
             exit_code=TIMED_OUT if timed_out else job.exit_code,
@@ -81,7 +93,7 @@ class ShellSandbox(ABC, Generic[JobT, ResidentT]):
         """See the protocol. Raises CommandRefused too."""
         output = Newest(BACKGROUND_BUFFER_CHARS)
         where = self._absolute(cwd)
-        job = await self._start(command, output, cwd=cwd, stdin=True)
+        job = await self._start(command, output, self._variables, cwd=cwd, stdin=True)
         await self._or_kill(job, job.started.wait())
         job.connect_stdin()
         process = ShellProcess(self._shell, job, output, command, where)
@@ -107,12 +119,19 @@ class ShellSandbox(ABC, Generic[JobT, ResidentT]):
     async def close(self) -> None:
         """See the protocol."""
 
-    async def _start(
-        self, command: str, collector: Collector, *, cwd: str, keep: bool = False, stdin: bool = False
+    async def _start(  # noqa: PLR0913 - one argument of each kind
+        self,
+        command: str,
+        collector: Collector,
+        variables: bytes,
+        *,
+        cwd: str = "",
+        keep: bool = False,
+        stdin: bool = False,
     ) -> JobT:
-        if reason := self._inside.refuse(command, self._absolute(cwd), self._variables):
+        if reason := self._inside.refuse(command, self._absolute(cwd), variables):
             raise CommandRefused(reason)
-        state = shell.state(self._variables, self._cwd, (self._inside.workspace, "/"))
+        state = shell.state(variables, self._cwd, (self._inside.workspace, "/"))
         if cwd:
             state += shell.enter(self._absolute(cwd))
         return await self._shell.run(shell.encode(command), state, collector, stdin=stdin, keep=keep)

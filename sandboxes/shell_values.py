@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
+
+from sandboxes.guard_rules import has_flag, operands
 
 UNKNOWN = "\0"  # the part of a word that only running the command would tell
 UNSET = UNKNOWN + "\1"  # the same, of a variable that nothing seen has set: most likely nothing
 MAX_BRACE_WORDS = 64
+MAX_CUT_CHARS = 300  # of a value; a longer one counts as whole, whatever an expansion leaves of it
 
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _ONE_OF = re.compile("\2([^\2\4]*)\4")  # values that a variable takes in turn
@@ -14,8 +18,10 @@ _ANSI_ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|u[0-9A-Fa-f]{1,4}|
 
 
 def written(words: list[str]) -> str:
-    """Return what a command writes, "" when that cannot be told: echo, printf, and programs that look up a name."""
+    """Return what a command writes, "" when that cannot be told: echo, printf, ls, and programs that look up a name."""
     name, arguments = words[0].rpartition("/")[2], words[1:]
+    if name == "ls":
+        return " ".join(operands(arguments)) if has_flag(arguments, "d", "--directory") else "*"
     while arguments and name != "printf" and re.fullmatch(r"-[A-Za-z]+", arguments[0]):
         arguments = arguments[1:]
     if name == "printf" and len(arguments) > 1 and "%" in arguments[0]:
@@ -23,6 +29,26 @@ def written(words: list[str]) -> str:
     if name in ("echo", "printf"):
         return " ".join(arguments).replace("\\n", "\n")
     return arguments[-1] if name in ("which", "command", "type") and arguments else ""
+
+
+def cut(value: str, operation: str) -> str:
+    """Return what ``${name%pattern}``, ``#`` or ``:from:length`` leave of a value: all, where that is not clear."""
+    if "\2" in value:
+        return one_of([cut(item, operation) for item in alternatives(value)])
+    if UNKNOWN in value or len(value) > MAX_CUT_CHARS:
+        return value
+    if part := re.fullmatch(r":\s*(\d{1,3})(?::\s*(\d{1,3}))?", operation):
+        start = int(part[1])
+        return value[start : start + int(part[2] or MAX_CUT_CHARS)]
+    sign = next((sign for sign in ("%%", "##", "%", "#") if operation.startswith(sign)), "")
+    pattern, most, places = operation.removeprefix(sign), len(sign) > 1, range(len(value) + 1)
+    if "%" in sign:
+        ends = [at for at in places if fnmatch.fnmatchcase(value[at:], pattern)]
+        return value[: (min if most else max)(ends, default=len(value))]
+    if "#" in sign:
+        starts = [at for at in places if fnmatch.fnmatchcase(value[:at], pattern)]
+        return value[(max if most else min)(starts, default=0) :]
+    return value
 
 
 def closing(text: str, position: int, pair: str) -> int:

@@ -11,7 +11,16 @@ import re
 import shlex
 
 from sandboxes.shell_commands import Command, HereDocument, Names, TooMuchError
-from sandboxes.shell_values import UNKNOWN, alternatives, ansi_unquoted, braces_expanded, closing, fields_of, one_of
+from sandboxes.shell_values import (
+    UNKNOWN,
+    alternatives,
+    ansi_unquoted,
+    braces_expanded,
+    closing,
+    cut,
+    fields_of,
+    one_of,
+)
 
 MAX_DEPTH = 40
 MAX_COMMANDS = 2000
@@ -234,6 +243,8 @@ class Reader:
         else:
             command.stdin += self._names.files.get(target, "") if operator == "<" else ""
             command.redirections.append((operator, target))
+        if not command.words:
+            self._names.compounds.append(command)
 
     def _operator_blanks(self) -> None:
         while self._text.startswith((" ", "\t"), self._position):
@@ -371,14 +382,17 @@ class Reader:
         self._inner(self._text[start : self._position]).read()
 
     def _parameter(self) -> str:
-        """Read ``${name…}``: the name's value whatever is done to it, else what is said to stand in for it."""
+        """Read ``${name…}``: what is left of the name's value, else what is said to stand in for it."""
         start, position = self._position + 2, closing(self._text, self._position, "{}")
         self._position = position + 1
         content = self._text[start:position]
+        if indirect := re.match(r"!([A-Za-z_]\w*)(?![\w\[@*])", content):
+            content = self._names.variables.get(indirect[1], "") + content[indirect.end() :]
         name = _NAME.match(content)
-        operation = self._inner(content[name.end() if name else 0 :]).expand().lstrip(":")
+        operation = self._inner(content[name.end() if name else 0 :]).expand()
         if name and name[0] in self._names.variables:
-            return self._names.variables[name[0]]
+            return cut(self._names.variables[name[0]], operation)
+        operation = operation.lstrip(":")
         if operation.startswith(("-", "=")):
             return operation[1:]
         return self._value(name[0]) if name and not operation.startswith("?") else UNKNOWN

@@ -221,3 +221,25 @@ class TestEnvironment:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+def test_a_tools_own_command_is_free_of_what_the_model_has_set(any_shell: str) -> None:
+    async def body(sandbox: Sandbox) -> list[str]:
+        await sandbox.exec("mkdir -p sub && cd sub && export PATH=/nonexistent HOME=/mine MINE=1", timeout_seconds=20)
+        command = 'ls -a; echo "${PWD##*/} ${MINE-unset} $HOME"; cd /; export MINE=2'
+        done = await sandbox.exec_plain(command, timeout_seconds=20)
+        after = await sandbox.exec('echo "${PWD##*/} $MINE $HOME"', timeout_seconds=20)
+        return [done.output, after.output]
+
+    plain, after = run(any_shell, body)
+    assert plain.startswith(".\n..\nsub unset /")
+    assert not plain.endswith("/mine\n")
+    assert after == "sub 1 /mine\n"
+
+
+def test_a_tools_own_command_takes_no_longer_than_it_may(any_shell: str) -> None:
+    async def body(sandbox: Sandbox) -> ExecResult:
+        return await sandbox.exec_plain("echo begun; sleep 60", timeout_seconds=0.5)
+
+    done = run(any_shell, body)
+    assert (done.output, done.exit_code, done.timed_out) == ("begun\n", 124, True)

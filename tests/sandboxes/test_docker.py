@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import docker
 import pytest
 
+from sandboxes import docker_owners
 from sandboxes.base import ExecResult, Sandbox, SandboxError, SandboxFileError
 from sandboxes.container_sandbox import ContainerSandbox
 from sandboxes.docker import DockerBackend
@@ -347,30 +351,34 @@ class TestOwner:
 
 
 class TestSweep:
-    def test_dead_owners_only(self, engine: str) -> None:
-        labels = look(engine)["Config"]["Labels"]
-        dead = {"batch-runner.owner-pid": "999999999"}
-        another = {"batch-runner.owner-start": "1"}  # this pid, but not this process
-        elsewhere = {"batch-runner.machine": "another", **dead}
-        made = {}
-        with api(engine) as client:
-            for name, changes in {"living": {}, "dead": dead, "another": another, "elsewhere": elsewhere}.items():
-                made[name] = client.create_container(engines.TOOLS, ["true"], labels={**labels, **changes})["Id"]
-            made["stranger"] = client.create_container(engines.TOOLS, ["true"], labels={"somebody": "else", **dead})[
-                "Id"
-            ]
-            try:
-                assert {line.split()[1] for line in swept()} >= {made[name][:12] for name in ("dead", "another")}
-                left = {item["Id"] for item in client.containers(all=True)}
-                assert {name for name, made_id in made.items() if made_id in left} == {
-                    "living",
-                    "elsewhere",
-                    "stranger",
-                }
-                assert not {line.split()[1] for line in swept()} & {made_id[:12] for made_id in made.values()}
-            finally:
-                for made_id in left & set(made.values()):
-                    client.remove_container(made_id, force=True)
+    def test_dead_owners_only(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is made here belongs to a machine of its own, for runs of other tests sweep the same engine."""
+        machine = f"of this test, {uuid4()}"
+        mine = {**docker_owners.labels(SPEC), docker_owners.MACHINE: machine}
+        dead = {docker_owners.OWNER_PID: "999999999"}
+        every: dict[str, dict[str, str]] = {
+            "living": mine,
+            "dead": {**mine, **dead},
+            "another": {**mine, docker_owners.OWNER_START: "1"},  # this pid, but not this process
+            "elsewhere": {**mine, **dead, docker_owners.MACHINE: "another"},
+            "stranger": {"somebody": "else", **dead},
+        }
+        monkeypatch.setattr(docker_owners, "machine", lambda: machine)
+        with api(engine) as client, ExitStack() as cleanup:
+            made = {}
+            for name, labels in every.items():
+                made[name] = client.create_container(engines.TOOLS, ["true"], labels=labels)["Id"]
+                cleanup.callback(gone, client, made[name])
+            assert {line.split()[1] for line in swept()} == {made[name][:12] for name in ("dead", "another")}
+            left = {item["Id"] for item in client.containers(all=True)}
+            assert [name for name, made_id in made.items() if made_id in left] == ["living", "elsewhere", "stranger"]
+            assert swept() == []
+
+
+def gone(client: docker.APIClient, container: str) -> None:
+    """Remove a container that may be gone."""
+    with suppress(docker.errors.NotFound):
+        client.remove_container(container, force=True)
 
 
 class TestFiles:

@@ -163,6 +163,7 @@ REFUSED = [
     ". /dev/stdin <<EOF\nrm -rf /\nEOF",
     # xargs and find
     "echo / | xargs rm -rf",
+    r"printf '/\0' | xargs -0 rm -rf",
     "xargs rm -rf / < list",
     "echo / | xargs -I{} rm -rf {}",
     "echo x | xargs -n 1 rm -rf /",
@@ -176,6 +177,36 @@ REFUSED = [
     "find / -type f -exec rm {} +",
     "find / -exec sh -c 'rm -rf {}' \\;",
     "cd / && find . -delete",
+    "echo / | xargs -I % rm -rf %",
+    # what find does is not narrowed by a test's opposite, beyond an -o, behind it, or of another choice
+    "find / ! -name x -delete",
+    "find / -not -name x -delete",
+    "find / ! \\( -name x \\) -delete",
+    "find / -name x -prune -o -delete",
+    "find / -name x -prune -o -print0 | xargs -0 rm -rf",
+    "find / -name x -o -type f | xargs rm -rf",
+    "find / -delete -name x",
+    "find / \\( -name x -o -type f \\) -exec rm {} +",
+    "find / -name x -exec ls {} \\; -o -exec rm -rf {} +",
+    # names that ls writes
+    "rm -rf $(ls -d /usr)",
+    "ls -d /* | xargs rm -rf",
+    "ls -1d /* | xargs rm -rf",
+    "ls / | xargs -I{} rm -rf /{}",
+    "ls / | xargs -I {} rm -rf /{}",
+    "for d in $(ls /); do rm -rf /$d; done",
+    "cd / && ls | xargs rm -rf",
+    # what loops are told to read
+    "while read d; do rm -rf $d; done <<< /",
+    "while read d; do rm -rf $d; done <<EOF\n/usr\nEOF",
+    'while read -r d; do rm -rf "$d"; done < <(ls -d /*)',
+    "{ read d; rm -rf $d; } <<< /",
+    # what is left of a value, and a value by another's name
+    "x=/usr/y; rm -rf ${x%/*}",
+    "x=/etc:/tmp/y; rm -rf ${x%%:*}",
+    "x=y:/etc; rm -rf ${x##*:}",
+    "x=/y; rm -rf ${x:0:1}",
+    "x=/usr; y=x; rm -rf ${!y}",
     # arithmetic hides nothing
     "echo $(( $(rm -rf /) ))",
     "echo $((rm -rf /))",
@@ -201,6 +232,7 @@ REFUSED = [
     "echo x | sudo tee /dev/sda",
     "wipefs -a /dev/sda",
     "shred /dev/disk/by-id/x",
+    "truncate -s 0 /dev/sda",
     "mkfs.ext4 /dev/sda1",
     "mkfs -t ext4 $DISK",
     "sudo mkfs.xfs -f /dev/nvme0n1p1",
@@ -232,6 +264,7 @@ REFUSED = [
     "telinit 6",
     "systemctl poweroff",
     "systemctl --force reboot",
+    "loginctl poweroff",
     "true && reboot",
     "killall5",
     # no depth is deep enough
@@ -303,6 +336,22 @@ PASSED = [
     "find . -type d -exec rm -rf {} +",
     "find /tmp -name 'mine*' -delete",
     "ls | xargs rm -rf",
+    "ls -d build* | xargs rm -rf",
+    "rm -rf $(ls -d dist)",
+    "ls project | xargs -I{} rm -rf project/{}",
+    "find . -not -name '*.py' -delete",
+    "find / ! -name x",
+    "find / -path /proc -prune -o -name core -delete",
+    "find / -name x -delete -o -name y -delete",
+    "find / \\( -name '*.pyc' -o -name '*.pyo' \\) -delete",
+    "find / -name x -o -name y | xargs rm -rf",
+    "find / -print -name x -delete",
+    'while read d; do rm -rf "$d"; done <<< build',
+    "while read d; do echo $d; done <<< /",
+    "f=a.tar.gz; rm -rf ${f%.tar.gz} ${f%%.*}",
+    "x=/srv/x/y; rm -rf ${x%/*}/z ${x##*/}",
+    "truncate -s 0 log.txt",
+    "loginctl list-sessions",
     "chmod -R 755 .",
     "chmod 777 /tmp/x",
     "mv a b",
@@ -359,6 +408,10 @@ def test_where_a_command_starts_counts() -> None:
     assert guard("rm -rf *", home=HOME, cwd="/")
     assert guard("rm -rf $PWD", home=HOME, cwd="/etc")
     assert guard("rm -rf ../..", home=HOME, cwd="/srv/x")
+    assert guard("rm -rf ${PWD%%/*}/", home=HOME, cwd="/srv/x")
+    assert guard("rm -rf ${PWD:0:1}", home=HOME, cwd="/srv/x")
+    assert guard("ls | xargs rm -rf", home=HOME, cwd="/")
+    assert not guard("rm -rf ${PWD##*/}", home=HOME, cwd="/srv/x")
     assert not guard("rm -rf *", home=HOME, cwd="/srv/x")
     assert not guard("rm -rf $PWD", home=HOME, cwd="/srv/x")
 

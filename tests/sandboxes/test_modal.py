@@ -104,7 +104,7 @@ class TestAtTheDoor:
         assert ModalBackend().unavailable() == ""
 
     def test_hosts_cannot_be_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("TERMINAL_DOCKER_NETWORK", "pypi.org")
+        monkeypatch.setenv("TERMINAL_DOCKER_NETWORK", "docs.example")
         assert "set TERMINAL_DOCKER_NETWORK to true or false" in ModalBackend().unavailable()
 
     def test_how_many_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ class TestAtTheDoor:
         ("name", "value", "words"),
         [
             ("TERMINAL_CONTAINER_CPU", "many", "must be a number"),
-            ("TERMINAL_DOCKER_NETWORK", "pypi.org", "set TERMINAL_DOCKER_NETWORK to true or false"),
+            ("TERMINAL_DOCKER_NETWORK", "docs.example", "set TERMINAL_DOCKER_NETWORK to true or false"),
         ],
     )
     def test_settings(self, name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ class TestImages:
         ("name", "source"),
         [
             ("python:3.12", "docker://python:3.12"),
-            ("ghcr.io/a/b@sha256:1", "docker://ghcr.io/a/b@sha256:1"),
+            ("reg.example/a/b@sha256:1", "docker://reg.example/a/b@sha256:1"),
             ("library://a/b", "library://a/b"),
             ("docker-daemon:a:latest", "docker-daemon:a:latest"),
             ("images/a.sif", ""),
