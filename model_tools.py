@@ -2,8 +2,8 @@
 
 Owns the catalogue of the tools there are, those a run adds included; the reading of the names models write; and the
 form of every result: one JSON object as valid text, key-shaped strings masked, bounded in length, within a time limit.
-A tool that fails tells the model and the rollout goes on; a dead sandbox and faults of the program pass through to the
-caller.
+A tool that fails tells the model and the rollout goes on, even where the fault is the program's, which the run's log
+then tells of as well; only a dead sandbox and want of memory pass through to the caller.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import asyncio
 import json
 import math
 import re
+import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from sandboxes.base import CommandRefused, SandboxFileError
+from sandboxes.base import CommandRefused, SandboxError, SandboxFileError
 from tools.base import JsonObject, Tool, ToolContext, ToolError, valid_text
 from tools.browser import BROWSER_TOOLS
 from tools.calls import ToolCall, ToolDefinition, ToolMessage
@@ -25,6 +26,7 @@ from tools.code_execution import execute_code
 from tools.files import read_file, write_file
 from tools.image_gen import image_generate
 from tools.moa import mixture_of_agents
+from tools.own_time import own_time, wait_by
 from tools.patch import patch
 from tools.redact import redact
 from tools.search import search_files
@@ -169,7 +171,7 @@ class Toolbox:
         return None
 
     async def run(self, call: ToolCall) -> ToolMessage:
-        """Run one call to its end and return what the model is told. Raises SandboxError, and faults of the program."""
+        """Run one call to its end and return what the model is told. Raises SandboxError, and MemoryError."""
         name = self.resolve(call.name)
         try:
             result = await self._run(name, call)
@@ -179,6 +181,11 @@ class Toolbox:
             result = {**error.details, "error": str(error)}
         except SandboxFileError as error:
             result = {"error": str(error)}
+        except (SandboxError, MemoryError):
+            raise  # without a sandbox there is nothing to go on with; who takes the memory need not be this tool
+        except Exception as error:  # noqa: BLE001 - one of the few places that record whatever goes wrong
+            self._context.log("trace", f"tool {name} failed: {traceback.format_exc()}")
+            result = {"error": f"{name} failed: {_in_one_line(error)}"}
         return ToolMessage(call.id, name or call.name, self._text(result))
 
     async def _call_tool(self, name: str, arguments: JsonObject) -> ToolMessage:
@@ -224,6 +231,7 @@ def bounded_json(result: JsonObject, max_chars: int) -> str:
 
 
 _MAX_NAME_CHARS = 100
+_MAX_FAULT_CHARS = 500
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _GRACE_SECONDS = 3.0  # for a tool to clean up when it is given up
 _WHOLE_OBJECT_KEYS = 20  # an object of so few keys is a record, and keeps them all
@@ -239,11 +247,19 @@ def _spelling(name: str) -> str:
     return re.sub(r"[-_.\s]", "", name).lower()
 
 
+def _in_one_line(error: Exception) -> str:
+    return " ".join("".join(traceback.format_exception_only(error)).split())[:_MAX_FAULT_CHARS]
+
+
 async def _within(seconds: float, work: Awaitable[JsonObject]) -> JsonObject:
-    """Return what a tool returns. It runs in a task of its own, for one that will not be cancelled is left behind."""
-    task = asyncio.ensure_future(work)
+    """Return what a tool returns, within so much time of its own: it is not hung while it waits in a line of ours.
+
+    It runs in a task of its own, for one that will not be cancelled is left behind.
+    """
+    with own_time() as clock:
+        task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task}, timeout=seconds)
+        await wait_by(clock, seconds, task)
     except asyncio.CancelledError:
         await _give_up(task)
         raise

@@ -15,6 +15,7 @@ from sandboxes.base import CommandRefused, Sandbox, SandboxError, SandboxFileErr
 from tests.tools.surroundings import surroundings
 from tools.base import JsonObject, Tool, ToolContext, ToolError, ToolLimits, tool
 from tools.calls import ToolCall, ToolMessage
+from tools.own_time import in_line
 from toolsets import DISTRIBUTIONS, KNOWN_TOOLS, TOOLSETS, tools_of
 
 KEY = "sk-Zx81kd92mAl0QpW8rT6yZx81kd92mAl0QpW8rT6y"
@@ -36,19 +37,33 @@ async def hang(_context: ToolContext) -> JsonObject:
     return {}
 
 
+@tool("todo", limit_seconds=lambda limits: limits.max_call_seconds)
+async def queue(context: ToolContext, *, hang_after: bool = False, by_way_of: str = "") -> JsonObject:
+    """Wait in a line of ours, or have another tool do so."""
+    if by_way_of:
+        assert context.call_tool
+        return {"told": (await context.call_tool(by_way_of, {})).content}
+    with in_line():
+        await asyncio.sleep(0.4)
+    if hang_after:
+        await asyncio.Event().wait()
+    return {"waited": True}
+
+
 @tool("todo")
 async def fail(_context: ToolContext, kind: str) -> JsonObject:
     """Raise what was asked for."""
     raise {
-        "fault": ZeroDivisionError("a fault of the program"),
+        "fault": ZeroDivisionError("a fault\nof the program"),
         "timeout": TimeoutError("of somebody else"),
         "sandbox": SandboxError("the container is gone"),
+        "memory": MemoryError(),
         "file": SandboxFileError("a.txt: Is a directory"),
         "refused": CommandRefused("this would harm the host"),
     }[kind]
 
 
-OWN: dict[str, Tool] = {own.name: own for own in (give, hang, fail)}
+OWN: dict[str, Tool] = {own.name: own for own in (give, hang, queue, fail)}
 
 
 async def no_sandbox() -> Sandbox:
@@ -252,10 +267,21 @@ def test_errors_of_tools_and_files_are_told_to_the_model() -> None:
     assert run_own("fail", kind="file") == {"error": "a.txt: Is a directory"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "raised"), [("fault", ZeroDivisionError), ("timeout", TimeoutError), ("sandbox", SandboxError)]
-)
-def test_a_dead_sandbox_and_faults_of_the_program_pass_through(kind: str, raised: type[Exception]) -> None:
+def test_a_fault_of_the_program_is_told_in_a_line_and_logged_in_full() -> None:
+    logged: list[tuple[str, str]] = []
+    context = ToolContext(no_sandbox, log=lambda level, text: logged.append((level, text)))
+    toolbox = Toolbox(tuple(OWN), context, [], OWN)
+    assert run_own("fail", toolbox, kind="fault") == {
+        "error": "fail failed: ZeroDivisionError: a fault of the program",
+    }
+    assert run_own("fail", toolbox, kind="timeout") == {"error": "fail failed: TimeoutError: of somebody else"}
+    assert [level for level, _ in logged] == ["trace", "trace"]
+    assert logged[0][1].startswith("tool fail failed: Traceback ")
+    assert "ZeroDivisionError: a fault\nof the program" in logged[0][1]
+
+
+@pytest.mark.parametrize(("kind", "raised"), [("sandbox", SandboxError), ("memory", MemoryError)])
+def test_a_dead_sandbox_and_want_of_memory_pass_through(kind: str, raised: type[Exception]) -> None:
     with pytest.raises(raised):
         run_own("fail", kind=kind)
 
@@ -271,6 +297,13 @@ def test_a_hung_tool_is_given_up_and_the_model_is_told() -> None:
     assert run_own("hang", own_toolbox(max_call_seconds=0.1)) == {
         "error": "The tool did not answer within 0.1 seconds and was given up"
     }
+
+
+def test_a_tool_that_waits_in_a_line_of_ours_is_not_hung() -> None:
+    assert run_own("queue", own_toolbox(max_call_seconds=0.2)) == {"waited": True}
+    assert run_own("queue", own_toolbox(max_call_seconds=0.2), by_way_of="queue") == {"told": '{"waited": true}'}
+    told = run_own("queue", own_toolbox(max_call_seconds=0.2), hang_after=True)
+    assert told == {"error": "The tool did not answer within 0.2 seconds and was given up"}
 
 
 def test_a_cancelled_call_ends_at_once() -> None:
@@ -321,6 +354,34 @@ def test_keys_are_masked_and_counted() -> None:
     assert "hunter2hunter2" not in contents[1]
     assert json.loads(contents[2])["output"] == "plain\n"
     assert masked == 2
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("read_file", {"path": "key.pem"}),
+        ("read_file", {"path": "key.pem", "offset": 2}),
+        ("search_files", {"pattern": "BEGIN", "context": 2}),
+        ("search_files", {"pattern": "BEGIN", "context": 9}),
+        ("terminal", {"command": "grep -n -A 2 BEGIN *.pem /dev/null"}),
+        ("terminal", {"command": "cat -n key.pem"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_no_tool_shows_a_private_key(tool: str, arguments: JsonObject) -> None:
+    body = "MC4CAQAwBQYDK2VwBCIEI" + "ABCdef123+" * 4 + "xy="
+    text = f"-----BEGIN PRIVATE KEY-----\\n{body}\\n-----END PRIVATE KEY-----\\n"
+
+    async def rollout() -> tuple[str, int]:
+        async with surroundings(ToolLimits()) as context:
+            toolbox = Toolbox(offered(["terminal", "file"]), context)
+            await toolbox.run(ToolCall("c", "terminal", {"command": f"printf %b '{text}' >key.pem"}))
+            return (await toolbox.run(ToolCall("c", tool, arguments))).content, toolbox.masked
+
+    content, masked = asyncio.run(rollout())
+    assert "***-----END PRIVATE KEY-----" in content
+    assert body[:8] not in content
+    assert masked == 1
 
 
 def test_keys_are_masked_in_errors_and_names_too() -> None:

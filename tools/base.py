@@ -3,8 +3,8 @@
 A tool is an ``async`` function marked ``@tool(toolset)``: its first argument is the ToolContext, the rest become the
 JSON schema the model is shown, checked and coerced by pydantic before the function runs. A text under an argument is
 ``Annotated[int, Field(description="...")]``; a choice is a ``Literal``. It returns a JSON object; to tell the model
-that something went wrong it raises ToolError. Anything else it raises is a fault of the program and ends the rollout,
-as does SandboxError.
+that something went wrong it raises ToolError. SandboxError ends the rollout; anything else it raises is a fault of the
+program, of which the model is told in a line and the run's log in full.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ToolError(Exception):
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """Bounds of every tool call."""
+    """Bounds of every tool call, in time of its own: see ``own_time``."""
 
     terminal_timeout_seconds: float = 180.0  # a command's default, and the longest `process wait`; $TERMINAL_TIMEOUT
     max_foreground_seconds: float = 600.0  # longer foreground time-outs are refused; $TERMINAL_MAX_FOREGROUND_TIMEOUT

@@ -34,10 +34,10 @@ from sandboxes.base import SandboxError
 from tools import browser_program as program
 from tools.addresses import ALLOWED_HOSTS_VARIABLE, AllowedHosts, BlockedAddressError, resolve_public
 from tools.base import ToolError
+from tools.browser_places import Holder, Places
 from tools.browser_proxy import Proxy, target_of
 from tools.services import Settings
 
-PLACE_SECONDS = 25.0  # a rollout's wait for its turn
 START_SECONDS = 25.0
 CONTEXT_SECONDS = 10.0  # in which a browser that works makes a context
 CLOSE_SECONDS = 2.0  # of each thing that is closed; what takes longer goes with the worker
@@ -91,7 +91,7 @@ class Chromium:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._allowed = AllowedHosts.parse(settings.get(ALLOWED_HOSTS_VARIABLE, ""))
-        self._places = asyncio.Semaphore(program.max_rollouts(settings))
+        self._places = Places(program.max_rollouts(settings))
         self._start: asyncio.Task[_Running] | None = None
         self._broken: asyncio.Task[_Running] | None = None  # the start of one that is of no use any more
         self._endings: set[asyncio.Task[None]] = set()
@@ -99,6 +99,7 @@ class Chromium:
 
     async def close(self) -> None:
         """End the browser."""
+        self._places.stop()
         for ending in self._endings:
             ending.cancel()
         await asyncio.gather(*self._endings, return_exceptions=True)
@@ -106,23 +107,23 @@ class Chromium:
             with suppress(BrowserError):
                 await (await self._start).close()
 
-    async def take_place(self) -> None:
+    async def take_place(self, holder: Holder) -> None:
         """Wait for a place among the rollouts that may have a context; ``end`` gives it back.
 
         Raises BrowserError when none becomes free.
         """
         try:
-            async with asyncio.timeout(PLACE_SECONDS):
-                await self._places.acquire()
+            await self._places.take(holder)
         except TimeoutError:
             raise BrowserError("The browser is used by too many others at the moment; try again later") from None
 
-    async def end(self, opening: asyncio.Task[BrowserContext]) -> None:
-        """Close a context, be it still in the making, and give its place back: now, or later when that takes long."""
+    def end(self, opening: asyncio.Task[BrowserContext], holder: Holder) -> asyncio.Task[None]:
+        """Begin to close a context, be it still in the making; its place is free when that is done."""
+        self._places.leave(holder)
         ending = asyncio.create_task(self._end(opening))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
-        await asyncio.wait([ending], timeout=CLOSE_SECONDS)
+        return ending
 
     async def _end(self, opening: asyncio.Task[BrowserContext]) -> None:
         try:
@@ -130,7 +131,7 @@ class Chromium:
                 async with asyncio.timeout(START_SECONDS):
                     await (await opening).close()
         finally:
-            self._places.release()
+            self._places.closed()
 
     async def new_context(self) -> BrowserContext:
         """Return a context that shares nothing with others. Raises BrowserError."""

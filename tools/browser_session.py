@@ -1,7 +1,8 @@
 """One rollout's browser: its context, the page it looks at, and what happens there meanwhile.
 
 Promises that every call ends in time and that no page ends the rollout: one that hangs, crashes or floods the browser
-with requests is closed and the model told, a browser that died is started again. Dialogs are dismissed, downloads and
+with requests is closed and the model told, a browser that died is started again, pages
+that nobody uses make room for others. Dialogs are dismissed, downloads and
 file choosers refused, new tabs followed; each is told with the next result, as ``events``.
 
 Imports Playwright: import it where it is used.
@@ -13,8 +14,8 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from playwright.async_api import BrowserContext, Dialog, Download, Error, FileChooser, Frame, Page, Request
@@ -22,7 +23,7 @@ from playwright.async_api import TimeoutError as SlowError
 
 from tools.base import JsonObject
 from tools.browser_page import TEXT_CHARS, explained, is_of_page, passwords
-from tools.browser_process import BrowserError, Chromium
+from tools.browser_process import CLOSE_SECONDS, BrowserError, Chromium
 from tools.browser_snapshot import Snapshot, shown
 
 NAVIGATION_SECONDS = 20.0  # until a server answers
@@ -43,6 +44,10 @@ _FAILED_PAGE = "chrome-error:"
 _CRASHED = "The page crashed and was closed; it may need too much memory"
 _FLOODED = "The page asked for more at once than the browser can bear, and was closed"
 _HUNG = "The page does not answer and was closed; open it again or go elsewhere"
+_IDLE = (
+    "The page was closed and its cookies forgotten, for nothing was done with it for a while; "
+    "open it again with browser_navigate"
+)
 _BUSY = "The browser is busy with other pages; try again"
 _GONE = "The browser is gone and will be started again; open the page again"
 _INTERRUPTED = re.compile(r'Navigation to "(.*?)" is interrupted by another navigation to "(.*?)"')
@@ -62,21 +67,38 @@ class BrowserSession:
         self._dialogs = 0  # since the call began
         self._still = asyncio.Event()  # set while no page is on its way to another one
         self._calls = asyncio.Lock()
+        self._used_at = time.monotonic()  # when the last one ended
+        self._was_idle = False  # for too long, until it is told to go somewhere
         self._starts: list[float] = []  # when the last ones of what pages make began
         self._drops: set[asyncio.Task[None]] = set()
 
     async def close(self) -> bool:
-        """Close the context; True when there was one."""
+        """Close the context, now, or later when that takes long; True when there was one."""
+        self._was_idle = False
+        ending = self._end()
+        if ending:
+            await asyncio.wait([ending], timeout=CLOSE_SECONDS)
+        return ending is not None
+
+    def idle_seconds(self) -> float:
+        """Return for how long nothing was done here; 0.0 while something is, and where there is nothing to close."""
+        return time.monotonic() - self._used_at if self._opening and not self._calls.locked() else 0.0
+
+    def give_up(self) -> None:
+        """Begin to close the context, for being idle: the next call is told, unless it goes somewhere."""
+        self._was_idle = True
+        self._end()
+
+    def _end(self) -> asyncio.Task[None] | None:
         task, self._opening, self._page = self._opening, None, None
         if task is None or self.chromium is None:
-            return False
+            return None
         self._crashed.clear()
-        await self.chromium.end(task)
-        return True
+        return self.chromium.end(task, self)
 
     async def act(self, work: Callable[[Page], Awaitable[T]], seconds: float) -> T:
         """Do something with the page. Raises BrowserError, after closing a page that hangs or has crashed."""
-        async with self._calls:
+        async with self._in_use():
             page = await self._current()
             self._dialogs = 0
             try:
@@ -91,10 +113,19 @@ class BrowserSession:
             except Error as error:
                 raise await self._failed(page, error) from None
 
+    @asynccontextmanager
+    async def _in_use(self) -> AsyncIterator[None]:
+        async with self._calls:
+            try:
+                yield
+            finally:
+                self._used_at = time.monotonic()
+
     async def go(self, url: str) -> JsonObject:
         """Go to a URL that was checked; tell when the page is still loading. Raises BrowserError."""
         assert self.chromium  # noqa: S101 - given before the first call
         self._failed_url = ""
+        self._was_idle = False
         self._forget_crash()  # of the page before
         try:
             is_loaded = await self.act(lambda page: _gone_to(page, url), NAVIGATION_SECONDS + 2 * LOAD_SECONDS)
@@ -217,8 +248,10 @@ class BrowserSession:
     async def _context(self, chromium: Chromium) -> BrowserContext:
         if self._opening and self._opening.done() and self._opening.exception():
             await self.close()
+        if self._was_idle:
+            raise BrowserError(_IDLE)
         if self._opening is None:
-            await chromium.take_place()
+            await chromium.take_place(self)
             self._opening = asyncio.create_task(self._opened(chromium))
         return await asyncio.shield(self._opening)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,6 +18,7 @@ class ToolCall:
     name: str
     arguments: dict[str, Any]
     problem: str = ""
+    echo: dict[str, Any] = field(default_factory=dict)  # what else the server said of it, to be sent back as it came
 
 
 @dataclass(frozen=True)

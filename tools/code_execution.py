@@ -148,7 +148,7 @@ class _Calls:
     async def _serve(self, seconds: float) -> None:
         command = f"cat {shlex.quote(self.requests)}"
         while True:
-            asked = await self.sandbox.exec(command, timeout_seconds=seconds, max_output_chars=_MAX_REQUEST_CHARS)
+            asked = await self.sandbox.exec_plain(command, timeout_seconds=seconds, max_output_chars=_MAX_REQUEST_CHARS)
             if asked.exit_code:  # the FIFO is gone with the runner
                 return
             answer = await self._answer(asked.output)

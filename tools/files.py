@@ -116,7 +116,7 @@ async def _part_of_large_file(context: ToolContext, sandbox: Sandbox, place: Pla
         f"(wc -l < {file}; tail -c 1 {file} | wc -l; "
         f"tail -n +{offset} {file} | head -n {limit} | LC_ALL=C cut -b 1-{_MAX_LINE_BYTES})"
     )
-    done = await sandbox.exec(
+    done = await sandbox.exec_plain(
         command,
         timeout_seconds=context.limits.max_call_seconds / 2,
         max_output_chars=5 * context.limits.max_result_chars,  # a line may come with four times what is shown of it
@@ -177,7 +177,7 @@ def _too_long(limit: int, chars: int, max_chars: int) -> ToolError:
 
 async def _similar_files(sandbox: Sandbox, place: Place) -> list[str]:
     """Return up to five paths beside a missing one whose names are near, written like the path that was given."""
-    done = await sandbox.exec(
+    done = await sandbox.exec_plain(
         f"ls -a {shlex.quote(parent_of(place))} 2>/dev/null | head -n 3000",
         timeout_seconds=PROBE_TIMEOUT_SECONDS,
         max_output_chars=400_000,

@@ -3,7 +3,8 @@
 Models quote from memory: spaces, quotes, indentation, escapes go wrong. A chain of strategies, the strictest first,
 looks for the place; the first that finds any decides. A wrong edit costs more than a refused one, so the strategies
 that only measure likeness take a single place, clearly ahead of any other, or none; and only misspelt words may
-differ there, never another number, operator or name.
+differ there, never another number, operator or name. How long likeness may be measured is bounded: nobody can stop the
+thread that does it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
+from difflib import Match, SequenceMatcher
 from itertools import accumulate
 
 Span = tuple[int, int]  # offsets in View.text
 
-MAX_LIKENESS_LINES = 20_000  # of a file; in a larger one likeness is not measured
+MAX_EFFORT = 4_000_000  # of finding what is like a text, and of finding what to show instead; see _Effort
 MAX_LIKENESS_CHARS = 500  # of a line; longer ones are alike only when equal
 MAX_LIKENESS_PLACES = 100  # with the right outer lines; among more, likeness does not choose
 MAX_MISSPELT_LINES = 20  # of a block; one with more is not quoted from this file
 LEAD = 0.15  # of the best likeness over the second
+_COST_OF_A_PAIR = 10  # of lines that are compared, even if their lengths tell all
 _ANCHORED_MIN_LINES = 3
 _TYPO_MIN_CHARS = 3  # of a word that may be misspelt; among shorter ones each is a name of its own
 _TYPO_LIKENESS = 0.8
@@ -48,6 +51,37 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 class MatchError(ValueError):
     """There is no place for an edit, or no single one. The message is meant for the model."""
+
+
+class _TooDearError(Exception):
+    """Likeness cannot be measured to the end with the effort that is allowed."""
+
+
+class _Effort:
+    """What measuring may still cost, in characters that are looked at or compared; 5 to 20 million take a second."""
+
+    def __init__(self) -> None:
+        self._left = MAX_EFFORT
+
+    def spend(self, cost: int) -> None:
+        """Note what the next step costs. Raises _TooDearError, before it is taken."""
+        self._left -= cost
+        if self._left < 0:
+            raise _TooDearError
+
+
+class _Matcher(SequenceMatcher[str]):
+    """Compares two lines with bounded effort: the more often their characters come again, the longer it takes."""
+
+    def __init__(self, one: str, other: str, effort: _Effort) -> None:
+        effort.spend(len(one) + len(other))
+        self._effort, self._one, self._times = effort, one, Counter(other)
+        super().__init__(None, one, other, autojunk=False)
+
+    def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Match:
+        """See the base class, whose loops these are."""
+        self._effort.spend(sum(self._times[char] for char in self._one[alo:ahi]))
+        return super().find_longest_match(alo, ahi, blo, bhi)
 
 
 class View:
@@ -103,12 +137,16 @@ def find(text: str, old: str, new: str, *, whole_lines: bool = False) -> Found:
     """
     view = View(text)
     old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
-    for found in _chain(view, old, new):
-        spans = tuple(span for span in found.spans if not whole_lines or view.starts_line(span[0]))
-        if spans:
-            _refuse_escape_drift(found, spans)
-            return replace(found, spans=spans)
-    raise MatchError(f"the text to replace was not found{_nearest(view, old)}")
+    try:
+        for found in _chain(view, old, new):
+            spans = tuple(span for span in found.spans if not whole_lines or view.starts_line(span[0]))
+            if spans:
+                _refuse_escape_drift(found, spans)
+                return replace(found, spans=spans)
+        hint = _nearest(view, old)
+    except _TooDearError:
+        hint = " as written; what is only like it was not looked for to the end: the file is too large, or too uniform"
+    raise MatchError(f"the text to replace was not found{hint}")
 
 
 def _chain(view: View, old: str, new: str) -> Iterator[Found]:
@@ -119,7 +157,7 @@ def _chain(view: View, old: str, new: str) -> Iterator[Found]:
     if not all(_splits_indentation(view, start) for start, _ in exact):
         yield found("exact", exact)
     yield found("line_trimmed", _blocks(view, old, str.strip))
-    yield found("whitespace_normalized", _pattern_matches(view, _any_blanks(old)))
+    yield found("whitespace_normalized", _with_other_blanks(view, old))
     yield found("indentation_flexible", _blocks(view, old, _loose))
     decoded = _decoded(old, new)
     if decoded[0] != old:
@@ -130,9 +168,9 @@ def _chain(view: View, old: str, new: str) -> Iterator[Found]:
     if not (old.isascii() and view.text.isascii()):
         spans = _pattern_matches(view, "".join(_TYPED.get(token, re.escape(token)) for token in _typed_tokens(old)))
         yield found("unicode_normalized", spans or _blocks(view, old, lambda line: _loose(line.translate(_FOLDED))))
-    if len(view.lines) <= MAX_LIKENESS_LINES:
-        yield replace(found("block_anchor", _anchored(view, old)), by_likeness=True)
-        yield replace(found("context_aware", _similar(view, old)), by_likeness=True)
+    effort = _Effort()
+    yield replace(found("block_anchor", _anchored(view, old, effort)), by_likeness=True)
+    yield replace(found("context_aware", _similar(view, old, effort)), by_likeness=True)
 
 
 def _occurrences(text: str, wanted: str) -> list[Span]:
@@ -163,18 +201,30 @@ def _lines_of(old: str) -> tuple[list[str], bool]:
 def _blocks(view: View, old: str, key: Callable[[str], str]) -> list[Span]:
     """Find whole lines that are equal under ``key``."""
     lines, line_end = _lines_of(old)
-    wanted = [key(line) for line in lines]
-    have = [key(line) for line in view.lines]
-    count = len(wanted)
-    return [
-        view.block(index, count, line_end=line_end)
-        for index in range(len(have) - count + 1)
-        if have[index] == wanted[0] and have[index : index + count] == wanted
-    ]
+    keys = [key(line) for line in view.lines]
+    starts = [0, *accumulate(len(line) + 1 for line in keys)]
+    # One search in one text: line by line it would take lines times lines where many are equal.
+    found = _occurrences("\n".join(["", *keys, ""]), "\n".join(["", *map(key, lines), ""]))
+    return [view.block(bisect_left(starts, start), len(lines), line_end=line_end) for start, _ in found]
 
 
-def _any_blanks(old: str) -> str:
-    return "(?<![ \\t])" * old.startswith((" ", "\t")) + "[ \\t]+".join(map(re.escape, re.split("[ \\t]+", old)))
+def _with_other_blanks(view: View, old: str) -> list[Span]:
+    """Find a text whose runs of blanks may have any length, but not in the middle of words."""
+    ends, left_out = [0], [0]  # of each run of the file, in a text where each is one blank
+    for run in re.finditer("[ \t]{2,}", view.text):
+        left_out.append(left_out[-1] + len(run[0]) - 1)
+        ends.append(run.end() - left_out[-1])
+
+    def offset(narrow: int) -> int:
+        return narrow + left_out[bisect_right(ends, narrow) - 1]
+
+    found = _occurrences(*(re.sub("[ \t]+", " ", text) for text in (view.text, old)))
+    spans = [(offset(start), offset(end)) for start, end in found]
+    return [span for span in spans if not _cuts_words(view, span)]
+
+
+def _cuts_words(view: View, span: Span) -> bool:
+    return any(re.match(r"\w\w", view.text[max(0, at - 1) : at + 1]) for at in span)
 
 
 def _typed_tokens(old: str) -> list[str]:
@@ -187,7 +237,7 @@ def _pattern_matches(view: View, pattern: str) -> list[Span]:
     spans = []
     match = compiled.search(view.text)
     while match:
-        if not any(re.match(r"\w\w", view.text[max(0, at - 1) : at + 1]) for at in match.span()):
+        if not _cuts_words(view, match.span()):
             spans.append(match.span())
         match = compiled.search(view.text, match.start() + 1)
     return spans
@@ -223,28 +273,29 @@ def _refuse_escape_drift(found: Found, spans: tuple[Span, ...]) -> None:
             )
 
 
-def _likeness(one: str, other: str, floor: float = 0.0) -> float:
+def _likeness(one: str, other: str, effort: _Effort, floor: float = 0.0) -> float:
     """Return how alike two lines are apart from their outer blanks, from 0 to 1; 0 when less than ``floor``."""
+    effort.spend(_COST_OF_A_PAIR)
     one, other = one.strip(), other.strip()
     if one == other:
         return 1.0
     short, long = sorted((len(one), len(other)))
     if long > MAX_LIKENESS_CHARS or 2 * short < floor * (short + long):
         return 0.0
-    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    matcher = _Matcher(one, other, effort)
     if matcher.quick_ratio() < floor:
         return 0.0
     ratio = matcher.ratio()
     return ratio if ratio >= floor else 0.0
 
 
-def _likenesses(wanted: list[str], have: list[str], floor: float) -> list[float]:
+def _likenesses(wanted: list[str], have: list[str], effort: _Effort, floor: float) -> list[float]:
     """Return the likeness of each pair of lines of which not both are blank."""
     pairs = zip(wanted, have, strict=True)
-    return [_likeness(one, other, floor) for one, other in pairs if one.strip() or other.strip()]
+    return [_likeness(one, other, effort, floor) for one, other in pairs if one.strip() or other.strip()]
 
 
-def _anchored(view: View, old: str, floor: float = 0.7) -> list[Span]:
+def _anchored(view: View, old: str, effort: _Effort, floor: float = 0.7) -> list[Span]:
     """Find the block whose first and last line are equal to the wanted ones and whose middle is that one, misspelt."""
     wanted, line_end = _lines_of(old)
     count = len(wanted)
@@ -257,17 +308,17 @@ def _anchored(view: View, old: str, floor: float = 0.7) -> list[Span]:
         return []
     scored = []
     for place in places:
-        values = _likenesses(wanted[1:-1], view.lines[place + 1 : place + count - 1], 0.0)
+        values = _likenesses(wanted[1:-1], view.lines[place + 1 : place + count - 1], effort, 0.0)
         scored.append((sum(values) / max(1, len(values)), min(values, default=0.0), place))
     (average, worst, best), *others = sorted(scored, reverse=True)
     if average < floor or worst < floor:
         return []
     if others and average - others[0][0] < LEAD:
         raise _undecided(sorted((best, others[0][2])))
-    return [view.block(best, count, line_end=line_end)] if _is_meant(view, wanted, best) else []
+    return [view.block(best, count, line_end=line_end)] if _is_meant(view, wanted, best, effort) else []
 
 
-def _similar(view: View, old: str, floor: float = 0.8) -> list[Span]:
+def _similar(view: View, old: str, effort: _Effort, floor: float = 0.8) -> list[Span]:
     """Find the only block that is the wanted one, misspelt; words may be missing in its outer lines."""
     wanted, line_end = _lines_of(old)
     count = len(wanted)
@@ -276,21 +327,22 @@ def _similar(view: View, old: str, floor: float = 0.8) -> list[Span]:
     places = [
         index
         for index in range(len(view.lines) - count + 1)
-        if _likeness(wanted[0], view.lines[index], floor)
-        and _likeness(wanted[-1], view.lines[index + count - 1], floor)
-        and all(_likenesses(wanted, view.lines[index : index + count], floor))
+        if _likeness(wanted[0], view.lines[index], effort, floor)
+        and _likeness(wanted[-1], view.lines[index + count - 1], effort, floor)
+        and all(_likenesses(wanted, view.lines[index : index + count], effort, floor))
     ]
     if len(places) > 1:
         raise _undecided(places)
-    return [view.block(index, count, line_end=line_end) for index in places if _is_meant(view, wanted, index)]
+    return [view.block(index, count, line_end=line_end) for index in places if _is_meant(view, wanted, index, effort)]
 
 
-def _is_meant(view: View, wanted: list[str], index: int) -> bool:
+def _is_meant(view: View, wanted: list[str], index: int, effort: _Effort) -> bool:
     """Tell whether the block at ``index`` is the wanted one with some words misspelt, and not another of its form.
 
     What is likely to be intended is no misspelling: another number, operator or short name, a word that the file has
     elsewhere, a line that is as much like another one of the file.
     """
+    effort.spend(len(view.text))
     known = set(re.findall(r"\w+", view.text))
     tokens = {line.strip(): _tokens(line) for line in view.lines}
     there = [line.strip() for line in view.lines[index : index + len(wanted)]]
@@ -301,10 +353,10 @@ def _is_meant(view: View, wanted: list[str], index: int) -> bool:
     for number, line, other in differing:
         quoted = _tokens(line)
         outer = number in (0, len(wanted) - 1)
-        if not (_names_agree(quoted, tokens[other]) if outer else _misspelt(quoted, tokens[other], known)):
+        if not (_names_agree(quoted, tokens[other]) if outer else _misspelt(quoted, tokens[other], known, effort)):
             return False
-        alike = (rival for rival, words in tokens.items() if rival != other and _misspelt(quoted, words, set()))
-        if any(_likeness(line, rival) >= _likeness(line, other) for rival in alike):
+        alike = (rival for rival, words in tokens.items() if rival != other and _misspelt(quoted, words, set(), effort))
+        if any(_likeness(line, rival, effort) >= _likeness(line, other, effort) for rival in alike):
             return False
     return True
 
@@ -315,16 +367,17 @@ def _tokens(line: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", plain)
 
 
-def _misspelt(quoted: list[str], there: list[str], known: set[str]) -> bool:
+def _misspelt(quoted: list[str], there: list[str], known: set[str], effort: _Effort) -> bool:
     """Tell whether two lines are the same but for misspelt words that are not ``known``; one word at least is right."""
     if len(quoted) != len(there):
         return False
+    effort.spend(len(quoted))
     pairs = [(one, other) for one, other in zip(quoted, there, strict=True) if one != other]
     right = sum(one == other and one[0].isalnum() for one, other in zip(quoted, there, strict=True))
-    return (not pairs or right > 0) and all(one not in known and _is_typo(one, other) for one, other in pairs)
+    return (not pairs or right > 0) and all(one not in known and _is_typo(one, other, effort) for one, other in pairs)
 
 
-def _is_typo(one: str, other: str) -> bool:
+def _is_typo(one: str, other: str, effort: _Effort) -> bool:
     """Tell whether a word is another one misspelt: the same parts (of ``a_b`` or ``aB``), long ones with a slip."""
     if one.replace("_", "") == other.replace("_", ""):
         return len(other) >= _TYPO_MIN_CHARS
@@ -337,7 +390,7 @@ def _is_typo(one: str, other: str) -> bool:
             part.isalpha()
             and part[0] == wrong[0]
             and min(len(part), len(wrong)) >= _TYPO_MIN_CHARS
-            and _likeness(part, wrong) >= _TYPO_LIKENESS
+            and _likeness(part, wrong, effort) >= _TYPO_LIKENESS
         )
         for part, wrong in zip(parts, others, strict=True)
     )
@@ -361,14 +414,13 @@ def _undecided(places: list[int]) -> MatchError:
 def _nearest(view: View, old: str, shown_lines: int = 8) -> str:
     """Return the two blocks of the file that are most like the wanted one, with line numbers; "" when none is."""
     wanted = _lines_of(_without_outer_blank_lines(old))[0][:shown_lines]
-    if len(view.lines) > MAX_LIKENESS_LINES:
-        return ""
+    effort = _Effort()
 
     def score(index: int) -> float:
         block = view.lines[index : index + len(wanted)]
-        return sum(_likenesses(wanted[: len(block)], block, 0.0))
+        return sum(_likenesses(wanted[: len(block)], block, effort, 0.0))
 
-    firsts = [(_likeness(wanted[0], line, 0.6), index) for index, line in enumerate(view.lines)]
+    firsts = [(_likeness(wanted[0], line, effort, 0.6), index) for index, line in enumerate(view.lines)]
     likely = [index for value, index in heapq.nlargest(10, firsts) if value]
     best = sorted(likely, key=score, reverse=True)[:2]
     blocks = [

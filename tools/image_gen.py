@@ -18,7 +18,7 @@ from tools.base import JsonObject, ToolContext, ToolError, tool
 from tools.endpoint_settings import KEY_VARIABLES, endpoint_variables, named_endpoint, wrong_endpoint
 from tools.picture_urls import decoded_base64, is_picture_url, picture_at, wrong_hosts
 from tools.pictures import PictureError, Pictures
-from tools.services import AuxiliaryError, Post, Settings, Spent
+from tools.services import AuxiliaryError, Post, Settings
 
 ANSWER_SECONDS = 180.0
 LIMIT_SECONDS = 600.0  # of a whole call: two requests, three downloads
@@ -92,7 +92,7 @@ async def _ask_openai(context: ToolContext, prompt: str, shape: str) -> JsonObje
 
     async def ask() -> JsonObject:
         post = Post("images/generations", body, timeout_seconds=ANSWER_SECONDS, **named_endpoint("IMAGE", settings))
-        return await context.services.endpoints.post(post)
+        return await _answer(context, post)
 
     try:
         answer = await ask()
@@ -101,7 +101,6 @@ async def _ask_openai(context: ToolContext, prompt: str, shape: str) -> JsonObje
             raise
         del body["size"]  # a model with sizes of its own; one is better than none
         answer = await ask()
-    context.spent += _spent(answer)
     return _first(answer.get("data"))
 
 
@@ -116,9 +115,15 @@ async def _ask_fal(context: ToolContext, prompt: str, shape: str) -> JsonObject:
         key_scheme="Key",
         timeout_seconds=ANSWER_SECONDS,
     )
-    answer = await context.services.endpoints.post(post)
-    context.spent += _spent(answer)
+    answer = await _answer(context, post)
     return _first(answer.get("images") or [answer.get("image")])
+
+
+async def _answer(context: ToolContext, post: Post) -> JsonObject:
+    """Return what is answered, and count what it cost. Raises AuxiliaryError."""
+    posted = await context.services.endpoints.post(post)
+    context.spent += posted.spent
+    return posted.body
 
 
 def _first(items: Any) -> JsonObject:
@@ -126,23 +131,6 @@ def _first(items: Any) -> JsonObject:
     if not isinstance(item, dict):
         raise AuxiliaryError("the answer holds no image", "bad_response")
     return item
-
-
-def _spent(answer: JsonObject) -> Spent:
-    """Return what it cost, where the endpoint says so."""
-    usage = answer.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    return Spent(
-        requests=1,
-        prompt_tokens=int(_number(usage.get("input_tokens", usage.get("prompt_tokens")))),
-        completion_tokens=int(_number(usage.get("output_tokens", usage.get("completion_tokens")))),
-        cost_usd=_number(usage.get("cost")),
-    )
-
-
-def _number(value: Any) -> float:
-    sane = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-    return float(value) if sane else 0.0
 
 
 async def _bytes_of(made: JsonObject, settings: Settings) -> bytes:
@@ -160,7 +148,7 @@ async def _saved(context: ToolContext, data: bytes) -> str:
     ending = (await context.services.shared(Pictures).check(data)).rpartition("/")[2].replace("jpeg", "jpg")
     name = f"{FOLDER}/image_{hashlib.sha256(data).hexdigest()[:12]}.{ending}"
     sandbox = await context.open_sandbox()
-    here = (await sandbox.exec("pwd", timeout_seconds=PWD_SECONDS)).output.strip()
+    here = (await sandbox.exec_plain("pwd", timeout_seconds=PWD_SECONDS)).output.strip()
     path = f"{here.rstrip('/')}/{name}" if here.startswith("/") and "\n" not in here else name
     await sandbox.write_file(path, data)
     return path

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tools.secret_names import is_place, names_secret, secrets_in_address
+
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
-_SECRET_NAME = re.compile(
-    r"KEY|TOK|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|(?<![A-Z])PAT(?![A-Z])", re.IGNORECASE
-)
 _PLAIN_VARIABLE = re.compile(r"HOME|LOGNAME|USER|PATH|PWD|SHELL|TERM|LANG|LC_[A-Z]+|TZ|TMPDIR|HOSTNAME")
 _SECRET_CHARS = 8  # shorter ones are found in ordinary text
 _NAME_CHARS = 32
@@ -77,7 +76,7 @@ class McpConfig:
 
     def secrets(self) -> list[str]:
         """Return the texts in it that must not be seen in a row or a log."""
-        named = {text for server in self.servers for text in _secrets(server) if not _is_place(text)}
+        named = {text for server in self.servers for text in _secrets(server) if not is_place(text)}
         found = {text for secret in named | self.filled_in for text in _spellings(secret)}
         return sorted(text for text in found if len(text) >= _SECRET_CHARS)
 
@@ -181,19 +180,11 @@ class _Variables:
                     raise McpConfigError(f"{place}: ${{{name}}} is not set in the environment")
                 return default
             told = self.environ[name]
-            if not _PLAIN_VARIABLE.fullmatch(name) and not _is_place(told):
+            if not _PLAIN_VARIABLE.fullmatch(name) and not is_place(told):
                 self.secret.add(told)
             return told
 
         return _VARIABLE.sub(value, text)
-
-
-def _is_place(text: str) -> bool:
-    """Tell a file or folder of this machine, which is no secret."""
-    try:
-        return text.startswith("/") and Path(text).exists()
-    except (OSError, ValueError):  # too long, or with a NUL
-        return False
 
 
 def _spellings(secret: str) -> Iterator[str]:
@@ -204,18 +195,18 @@ def _spellings(secret: str) -> Iterator[str]:
 def _secrets(server: McpServer) -> Iterator[str]:
     """Return what is written out behind a name that says that it is secret."""
     if isinstance(server, StdioServer):
-        yield from (value for name, value in server.env.items() if _SECRET_NAME.search(name))
+        yield from (value for name, value in server.env.items() if names_secret(name))
         for word, following in pairwise((*server.args, "")):
             yield from _of_argument(word, following)
         return
     for name, value in server.headers.items():
         yield from _of_header(name, value)
-    yield from _of_address(server.url)
+    yield from secrets_in_address(server.url)
 
 
 def _of_argument(word: str, following: str) -> Iterator[str]:
     """Take ``--token X``, ``--token=X``, ``TOKEN=X``, ``Authorization: X`` and addresses."""
-    yield from _of_address(word)
+    yield from secrets_in_address(word)
     name, mark, value = _parted(word)
     if mark:
         yield from _of_header(name, value.strip())
@@ -229,18 +220,5 @@ def _parted(word: str) -> tuple[str, str, str]:
 
 
 def _of_header(name: str, value: str) -> Iterator[str]:
-    if _SECRET_NAME.search(name):
+    if names_secret(name):
         yield from (value, value.rpartition(" ")[2])  # of "Bearer ..." the token alone, too
-
-
-def _of_address(text: str) -> Iterator[str]:
-    try:
-        address = urlsplit(text)
-    except ValueError:
-        return
-    if address.password:
-        yield from (address.password, unquote(address.password))
-    for part in address.query.split("&"):
-        name, _, value = part.partition("=")
-        if _SECRET_NAME.search(name):
-            yield from (value, unquote(value.replace("+", " ")))

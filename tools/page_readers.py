@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.base import JsonObject
+from tools.own_time import turn
 from tools.services import Settings
 
 MAX_READERS = 2  # of a worker
@@ -49,7 +50,7 @@ class PageReaders:
     async def read(self, body: bytes, *, url: str, content_type: str, charset: str) -> Page:
         """Return the text of a body. Raises PageError."""
         job = {"url": url, "content_type": content_type, "charset": charset, "bytes": len(body)}
-        async with self._slots:
+        async with turn(self._slots):
             reader = self._idle.pop() if self._idle else await _Reader.start()
             healthy = False
             try:

@@ -211,7 +211,7 @@ async def _carry_out_one(context: ToolContext, step: _Step) -> None:
         command = f"rm -f {source}"
     sandbox = await context.open_sandbox()
     context.state(FileState).forget_reads(step.place.path)
-    result = await sandbox.exec(command, timeout_seconds=PROBE_TIMEOUT_SECONDS)
+    result = await sandbox.exec_plain(command, timeout_seconds=PROBE_TIMEOUT_SECONDS)
     if result.exit_code:
         raise ToolError(f"{step.place.given} could not be {step.kind}d: {result.output.strip()[-300:]}")
 

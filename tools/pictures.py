@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.own_time import turn
 from tools.services import Settings
 
 MAX_SENT_BYTES = 3_750_000  # 5 MB in base64, the least of what large providers take
@@ -106,14 +107,14 @@ class Pictures:
         kind = checked_type(data)
         if importlib.util.find_spec("PIL") is None:
             return _as_it_is(data, kind)
-        async with self._places:
+        async with turn(self._places):
             return await _shrunk(data)
 
     async def check(self, data: bytes) -> str:
         """Return the media type of what can be shown, as far as that can be told here. Raises PictureError."""
         kind = checked_type(data)
         if importlib.util.find_spec("PIL") is not None:
-            async with self._places:
+            async with turn(self._places):
                 await _shrunk(data)
         elif kind != "image/bmp" and 0 in size_of(data):
             raise PictureError(_NO_SIZE)

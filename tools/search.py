@@ -1,8 +1,9 @@
 """search_files: lines or files of the sandbox that match a pattern.
 
 ripgrep where the sandbox has it, else grep over find's files: PCRE where grep knows it, else extended expressions.
-Either way hidden files stay out, the shape of the result is the same, and the sandbox does the counting and paging, so
-that a search with a million matches brings back one page.
+Either way hidden files stay out, and so do names with a line break, which no file tool takes; the shape of the result
+is the same, and the sandbox does the counting and paging, so that a search with a million matches brings back one page.
+It ends with how the search went: a shell that dies on the way is told, and not taken for one that found nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ TIMEOUT_SECONDS = 60.0
 DENSE_FROM = 5  # matches; from here on they are grouped by file in one text
 REPEATS_WARNED, REPEATS_BLOCKED = 3, 4
 _MAX_LINE_BYTES = 4 * MAX_LINE_CHARS + 600  # with the path in front
-_BAD_PATTERN, _NO_FOLDER = 3, 4  # exit codes of the script
+_BAD_PATTERN, _NO_FOLDER, _NO_PROGRAM = 3, 4, 5  # exit codes of the script
+_BROKE_OFF = 124  # the least exit code of `found` that is none of its findings: xargs and shells say so of what died
 _CUT_MARK = "... [truncated]"
 # A path may hold what looks like a line's number: where grep can do it, a byte that paths hardly hold stands behind it.
 _MATCH = re.compile(r"(?:([^\x01]*)\x01|(.*?):)(\d+):(.*)", re.DOTALL)
@@ -53,13 +55,17 @@ printf '%s\n' "$r"
 _FILES = r"""
 files() {
   [ "$r" = . ] || { printf '%s\n' "$r"; return; }
-  find . -name '.?*' -prune -o -type f {names} -print | LC_ALL=C sort
+  find . \( -name '.?*' -o -name "$broken" \) -prune -o -type f {names} -print | LC_ALL=C sort
+}
+needs() {
+  for program; do command -v "$program" >/dev/null || { echo "$program"; exit 5; }; done
 }
 """
 _FIND_FILES = r"""
 if command -v rg >/dev/null && [ "$r" = . ]; then
   found() { rg --no-config --no-messages --files --sort path {globs} .; }
 else
+  needs find sort
   found() { files; }
 fi
 """
@@ -70,6 +76,7 @@ if command -v rg >/dev/null; then
   [ "$how" != -n ] || how="-n -0"
   found() { rg --no-config --no-messages --no-heading --color never --sort path $how -H "$@" -e "$e" -- "$r"; }
 else
+  needs find sort tr xargs grep
   [ "$how" != -n ] || ! printf x | grep -qZ x || how="-n -Z"
   if printf x | grep -qP x; then how="$how -P"; else how="$how -E" e=$x; fi
   if printf x | grep -qI x; then how="$how -I"; fi
@@ -77,15 +84,19 @@ else
   found() { files | tr '\n' '\0' | xargs -0 grep $how -H -e "$e"; }
 fi
 """
-_PAGE = """found "$@" | tr '\\000' '\\001' | LC_ALL=C cut -b 1-{bytes} | LC_ALL=C sed -n -e '{first},{last}p' -e '$='"""
-_PAGE_OF_COUNTS = """found "$@" | {
-  n=0 s=0
+# Both print the page and the end: how `found` ended, as a line of its own behind what it found, and the number of lines
+# with that one; of counts, their sum as well.
+_PAGE = """{ found "$@"; echo "=$?"; } | tr '\\000' '\\001' | LC_ALL=C cut -b 1-{bytes} |
+LC_ALL=C sed -n -e '${p;=;d;}' -e '{first},{last}p'"""
+_PAGE_OF_COUNTS = """{ found "$@"; echo "=$?"; } | {
+  n=1 s=0
   while IFS= read -r line; do
-    case $line in *:0) continue ;; esac
-    n=$((n + 1)) s=$((s + ${line##*:}))
+    case $line in =*) end=$line; continue ;; esac
+    case ${line##*:} in 0 | '' | *[!0-9]*) continue ;; esac
     [ $n -ge {first} ] && [ $n -le {last} ] && printf '%s\n' "$line"
+    n=$((n + 1)) s=$((s + ${line##*:}))
   done
-  printf '%s\n%s\n' $n $s
+  printf '%s\n' "$end" $n $s
 }"""
 
 
@@ -176,7 +187,7 @@ def _unless_repeated(state: SearchState, query: _Query, result: JsonObject) -> J
 def _script(query: _Query) -> str:
     globs = f"-g {shlex.quote(query.file_glob)} " if query.file_glob else ""
     values = {
-        "globs": f"{globs}-g '!.*'",  # the last word: without it a glob would bring hidden files in
+        "globs": f"{globs}-g '!.*' -g \"!$broken\"",  # the last words: without them a glob would bring these in
         "names": _find_names(query.file_glob),
         "first": str(query.offset + 1),
         "last": str(query.offset + query.limit),
@@ -186,7 +197,7 @@ def _script(query: _Query) -> str:
     script = _ENTER + _FILES + search + (_PAGE_OF_COUNTS if query.counting else _PAGE)
     script = re.sub(r"\{(globs|names|first|last|bytes)\}", lambda match: values[match[1]], script)
     patterns = f"e={shlex.quote(query.pattern)} x={shlex.quote(_extended(query.pattern))}"
-    head = f"p={shell_word(query.path)} {patterns} how={_HOW[query.output_mode]}"
+    head = f"p={shell_word(query.path)} {patterns} how={_HOW[query.output_mode]} broken='*\n*'"
     return f"({head}\nset --\n{script}\n) 2>/dev/null"
 
 
@@ -225,7 +236,7 @@ def _without_braces(glob: str) -> list[str]:
 
 async def _page(sandbox: Sandbox, query: _Query) -> _Page:
     chars = (query.limit + 2) * (_MAX_LINE_BYTES + 1) + 10_000
-    done = await sandbox.exec(_script(query), timeout_seconds=TIMEOUT_SECONDS, max_output_chars=chars)
+    done = await sandbox.exec_plain(_script(query), timeout_seconds=TIMEOUT_SECONDS, max_output_chars=chars)
     if done.timed_out:
         raise ToolError(f"The search took longer than {TIMEOUT_SECONDS:g} seconds; search a smaller path")
     if done.exit_code == _NO_FOLDER:
@@ -233,11 +244,13 @@ async def _page(sandbox: Sandbox, query: _Query) -> _Page:
     root, *lines = done.output.rstrip("\n").split("\n")
     if done.exit_code == _BAD_PATTERN:
         raise ToolError(f"Bad pattern {query.pattern!r}: {' '.join(lines)[:500]}")
-    total_sum = 0
-    if query.counting:
-        total_sum = int(lines.pop())
-    total = int(lines.pop()) if lines else 0
-    return _Page(root, lines, total, total_sum)
+    if done.exit_code == _NO_PROGRAM:
+        raise ToolError(f"There is no {lines[-1]} in this sandbox, which a search needs; use the terminal")
+    size = 3 if query.counting else 2
+    end = re.fullmatch(r"=(\d+) (\d+)(?: (\d+))?", " ".join(lines[-size:]))
+    if not end or int(end[1]) >= _BROKE_OFF:
+        raise ToolError("The search broke off before its end; search a smaller path, or use the terminal")
+    return _Page(root, lines[:-size], total=int(end[2]) - 1, sum=int(end[3] or 0))
 
 
 async def _result(sandbox: Sandbox, query: _Query, page: _Page) -> JsonObject:
@@ -279,7 +292,8 @@ def _fitting(lines: list[_Line]) -> list[_Line]:
 
 
 def _shown(lines: list[_Line]) -> JsonObject:
-    if len(lines) < DENSE_FROM:
+    # the lines of a private key are known for what they are, and masked, where they stand together
+    if len(lines) < DENSE_FROM and not any("PRIVATE KEY" in line.text for line in lines):
         return {"matches": [_shown_alone(line) for line in lines]}
     text = []
     for path, group in groupby(lines, key=lambda line: line.path):
@@ -306,7 +320,7 @@ async def _with_context(sandbox: Sandbox, query: _Query, found: list[_Line]) -> 
             f"| LC_ALL=C cut -b 1-{_MAX_LINE_BYTES}"
         )
         files.append((path, matches, numbers))
-    done = await sandbox.exec(
+    done = await sandbox.exec_plain(
         "\n".join([f"(p={shell_word(query.path)}", _ENTER, *commands, ") 2>/dev/null"]),
         timeout_seconds=TIMEOUT_SECONDS,
         max_output_chars=2 * MAX_CONTEXT_LINES * _MAX_LINE_BYTES,

@@ -46,7 +46,7 @@ class Question:
     api_key: str = ""  # blank with another base_url: what the environment holds for that host
     temperature: float | None = None
     max_tokens: int | None = None
-    timeout_seconds: float = 120.0  # of all tries together
+    timeout_seconds: float = 120.0  # of all tries together, without waits for their turn
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,15 @@ class Post:
     base_url: str = ""
     api_key: str = ""  # blank with another base_url: what the environment holds for that host
     key_scheme: str = "Bearer"  # what stands before the key in the Authorization header
-    timeout_seconds: float = 120.0  # of all tries together
+    timeout_seconds: float = 120.0  # of all tries together, without waits for their turn
+
+
+@dataclass(frozen=True)
+class Posted:
+    """What an endpoint answered to a Post."""
+
+    body: dict[str, Any]
+    spent: Spent = Spent()
 
 
 class AuxiliaryError(Exception):
@@ -87,8 +95,8 @@ class Models(Protocol):
 class Endpoints(Protocol):
     """Whoever can send other JSON requests."""
 
-    async def post(self, post: Post) -> dict[str, Any]:
-        """Return the object that was answered. Raises AuxiliaryError."""
+    async def post(self, post: Post) -> Posted:
+        """Return what was answered. Raises AuxiliaryError."""
 
 
 class NoModels:
@@ -98,7 +106,7 @@ class NoModels:
         """Raise AuxiliaryError."""
         raise AuxiliaryError(f"no endpoint to ask {question.model or 'a model'}")
 
-    async def post(self, post: Post) -> dict[str, Any]:
+    async def post(self, post: Post) -> Posted:
         """Raise AuxiliaryError."""
         raise AuxiliaryError(f"no endpoint for {post.path}")
 

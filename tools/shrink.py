@@ -66,7 +66,7 @@ def fitted(data: bytes, max_bytes: int, max_side: int, max_pixels: int) -> tuple
 
 def _remade(image: Image, kind: str, max_bytes: int, max_side: int) -> tuple[dict[str, str], bytes]:
     """Return the first frame within the bounds: as PNG, unless it was a photo or that is too much."""
-    small = image
+    small = _in_8_bits(image) if image.mode.startswith("I") else image
     if small.mode not in _KEPT_MODES:
         small = small.convert("RGBA" if small.has_transparency_data else "RGB")
     small.thumbnail((max_side, max_side))  # a JPEG is decoded no larger than needed
@@ -78,6 +78,13 @@ def _remade(image: Image, kind: str, max_bytes: int, max_side: int) -> tuple[dic
             if len(made := _saved(flat, "JPEG", quality=quality)) <= max_bytes:
                 return {"media_type": "image/jpeg"}, made
         flat = flat.resize((max(flat.width // 2, 1), max(flat.height // 2, 1)))
+
+
+def _in_8_bits(image: Image) -> Image:
+    """Return a grey picture of 16 bits a pixel in 8: by itself, Pillow would make all shades above 255 white."""
+    grey = image.convert("I").point(lambda shade: shade * (1 / 257)).convert("L")
+    grey.info.pop("transparency", None)  # one of the old shades
+    return grey
 
 
 def _is_upright(image: Image) -> bool:

@@ -135,7 +135,7 @@ def checked_path(path: str) -> str:
 async def locate(sandbox: Sandbox, path: str) -> Place:
     """Find out where a path leads. Raises ToolError."""
     word = shell_word(checked_path(path))
-    done = await sandbox.exec(f"(p={word}\n{_LOCATE}) 2>/dev/null", timeout_seconds=PROBE_TIMEOUT_SECONDS)
+    done = await sandbox.exec_plain(f"(p={word}\n{_LOCATE}) 2>/dev/null", timeout_seconds=PROBE_TIMEOUT_SECONDS)
     answer = done.output.rstrip("\n").split("\n")
     if len(answer) != 6 or answer[0] not in _KINDS or not answer[5]:  # noqa: PLR2004 - the six lines of _LOCATE
         raise ToolError(f"{path} leads nowhere: a broken or circular link, or a folder that is gone")

@@ -169,19 +169,26 @@ def _applied(text: str, hunk: Hunk) -> str:
 
 def _inserted(text: str, hunk: Hunk, new: str) -> str:
     """Put added lines without context below the anchor, or at the end where there is none."""
-    lines = text.split("\n")
     if not hunk.anchors:
-        line_end = "\r\n" if "\r\n" in text else "\n"
-        gap = line_end if text and not text.endswith("\n") else ""
-        added = new.replace("\n", line_end)
-        return text + gap + (added.removesuffix(line_end) if gap else added)
+        return _appended(text, new)
+    lines = text.split("\n")
     below = _below(lines, hunk.anchors)
     if len(below) != 1:
         raise MatchError(f'"@@ {hunk.anchors[-1]}" is in {len(below)} places; add context lines')
     at = below[0] + 1
+    if at == len(lines):  # the anchor has no line end to go by
+        return _appended(text, new)
     line_end = "\r" if lines[at - 1].endswith("\r") else ""
     added_lines = [line + line_end for line in new.split("\n")[:-1]]
     return "\n".join([*lines[:at], *added_lines, *lines[at:]])
+
+
+def _appended(text: str, new: str) -> str:
+    """Put lines at the end of a text, which ends with a line end if it did before."""
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    gap = line_end if text and not text.endswith("\n") else ""
+    added = new.replace("\n", line_end)
+    return text + gap + (added.removesuffix(line_end) if gap else added)
 
 
 def _below(lines: list[str], anchors: list[str]) -> list[int]:

@@ -19,6 +19,7 @@ from tools import search_engines
 from tools.addresses import ALLOWED_HOSTS_VARIABLE, AllowedHosts, BlockedAddressError, Lookup, system_lookup
 from tools.base import JsonObject, ToolContext, ToolError, tool
 from tools.endpoint_settings import KEY_VARIABLES, endpoint_variables, named_endpoint, wrong_endpoint
+from tools.own_time import turn
 from tools.page_readers import Page, PageError, PageReaders
 from tools.search_engines import SearchClient, SearchError
 from tools.services import Question, Settings
@@ -111,7 +112,7 @@ class WebPages:
         from tools.fetch import FetchError, fetch  # noqa: PLC0415 - a sixth of a second
 
         address = url.strip()
-        async with self._slots:
+        async with turn(self._slots):
             try:
                 fetched = await fetch(
                     address if "://" in address else f"https://{address}",

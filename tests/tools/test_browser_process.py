@@ -150,12 +150,12 @@ def parent_of(pid: int) -> int:
 
 
 def test_a_bounded_number_of_rollouts_has_the_browser(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.browser_process.PLACE_SECONDS", 0.3)
+    monkeypatch.setattr("tools.browser_places.WAIT_SECONDS", 0.3)
     with working(site, {"BROWSER_MAX_ROLLOUTS": "1"}) as worker:
         for after_seconds in (0.0, 0.1, 0.5, 0.0, 0.05, 1.0):  # the browser is started meanwhile, and is there later
             with worker.rollout() as rollout:
                 rollout.wait(cancelled(rollout.calling("navigate", url=site.url("/silent")), after_seconds))
-            wait_until(lambda: rollout.wait(is_free(worker)), "a cancelled rollout has given back its place")
+            wait_until(lambda: rollout.wait(all_free(worker, 1)), "a cancelled rollout has given back its place")
         with worker.rollout() as one, worker.rollout() as other:
             one.open(site.url())
             told = "The browser is used by too many others at the moment; try again later"
@@ -169,9 +169,55 @@ def test_a_bounded_number_of_rollouts_has_the_browser(site: Site, monkeypatch: p
             assert len(browser.contexts) == 1
 
 
-async def is_free(worker: Worker) -> bool:
-    await asyncio.sleep(0)
-    return not worker.services.shared(Chromium)._places.locked()
+IDLE = {
+    "success": False,
+    "error": "The page was closed and its cookies forgotten, for nothing was done with it for a while; "
+    "open it again with browser_navigate",
+}
+
+
+def test_pages_that_nobody_uses_make_room_for_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.browser_places.IDLE_SECONDS", 0.3)
+    with working(site, {"BROWSER_MAX_ROLLOUTS": "2"}) as worker:
+        with worker.rollout() as one, worker.rollout() as two, worker.rollout() as three:
+            for rollout in (one, two):
+                rollout.open(site.url())
+            one.wait(asyncio.sleep(0.4))
+            assert one.call("snapshot")["title"] == "Home"  # nobody waits
+            assert three.open(site.url())["title"] == "Home"
+            assert one.call("snapshot")["title"] == "Home"  # it was used later than the other
+            for name, arguments in (("snapshot", {}), ("click", {"ref": "e1"}), ("back", {}), ("get_images", {})):
+                assert two.call(name, **arguments) == IDLE
+            assert two.open(site.url("/link"))["title"] == "Link"
+            assert three.call("snapshot") == IDLE  # for that one was the longest idle by then
+            assert three.call("close")["closed"]
+        wait_until(lambda: one.wait(all_free(worker, 2)), "all places are given back")
+
+
+def test_pages_that_nobody_uses_for_long_are_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.browser_places.MAX_IDLE_SECONDS", 0.5)
+    with working(site, {"BROWSER_MAX_ROLLOUTS": "1"}) as worker, worker.rollout() as rollout:
+        rollout.open(site.url())
+        wait_until(lambda: rollout.wait(all_free(worker, 1)), "it is closed")
+        assert rollout.call("snapshot") == IDLE
+        assert rollout.open(site.url())["title"] == "Home"
+
+
+def test_a_dead_browsers_idle_pages_give_back_their_place(
+    site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.browser_places.IDLE_SECONDS", 0.1)
+    with working(site, {"BROWSER_MAX_ROLLOUTS": "1"}) as worker, worker.rollout() as one, worker.rollout() as other:
+        one.open(site.url())
+        (pid,) = browsers(folder)
+        os.kill(pid, signal.SIGKILL)
+        assert other.open(site.url())["title"] == "Home"
+        assert one.call("snapshot") == IDLE
+
+
+async def all_free(worker: Worker, number: int) -> bool:
+    await asyncio.sleep(0.01)
+    return worker.services.shared(Chromium)._places.free == number
 
 
 async def cancelled(work: Coroutine[None, None, JsonObject], after_seconds: float) -> None:

@@ -15,6 +15,7 @@ from tests.tools.file_sandbox import Rollout, rollout_in
 from tests.tools.surroundings import surroundings
 from tools.files import MAX_LINE_CHARS, WHOLE_FILE_BYTES, read_file, write_file
 from tools.patch import patch
+from tools.search import search_files
 from tools.text_files import clean, decode, is_binary, is_image, shown
 
 BOM = b"\xef\xbb\xbf"
@@ -454,3 +455,19 @@ def test_many_rollouts_do_not_disturb_each_other() -> None:
         return await asyncio.gather(*(one(number) for number in range(8)))
 
     assert asyncio.run(all_of_them()) == [f"1|{number}" for number in range(8)]
+
+
+# --- what the model does to its shell ---
+
+
+def test_what_the_model_exports_is_not_the_file_tools_business(rollout: Rollout) -> None:
+    rollout.write("a.txt", "hit\n")
+    rollout.write("large.txt", "line\n" * WHOLE_FILE_BYTES)
+    rollout.shell("export PATH=/nonexistent HOME=/nonexistent POSIXLY_CORRECT=1")
+    assert rollout.call(read_file, path="~/a.txt")["content"] == "1|hit"
+    assert rollout.call(read_file, path="large.txt", offset=3, limit=1)["content"] == "3|line"
+    assert rollout.call(read_file, path="a.md")["similar_files"] == ["a.txt"]
+    assert rollout.call(search_files, pattern="hit")["matches"] == [{"path": "a.txt", "line": 1, "content": "hit"}]
+    moved = rollout.call(patch, patch="*** Begin Patch\n*** Move File: a.txt -> sub/b.txt\n*** End Patch")
+    assert moved["success"]
+    assert rollout.bytes("sub/b.txt") == b"hit\n"

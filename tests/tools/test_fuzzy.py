@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import string
 import time
+from difflib import Match, SequenceMatcher
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tools import fuzzy
 from tools.fuzzy import Found, MatchError, View, find
 
 FUNCTION = """\
@@ -309,9 +313,55 @@ def test_the_better_block_is_shown_first() -> None:
         ("begin\n  x\nend\n" * 6000, "begin\n  something else\nend\n"),
         ("begin\n  x\nend\n" * 6000, "begin of it\n  x\nend of it\n"),
         ("y" * 1_000_000 + "\n" + "z" * 1_000_000, "y" * 100_000 + "z" * 100_000),
+        ("0 " * 1_000_000, "0 " * 2000 + "1"),
+        ("}\n" * 1_000_000, "}\n" * 2000 + "]\n"),
     ],
 )
 def test_large_files_take_bounded_time(text: str, old: str) -> None:
+    """A second or two; what was not bounded took minutes, and a machine that stalls must not be taken for that."""
     started = time.monotonic()
     assert "not found" in refusal(text, old)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
+
+
+def digits(lines: int) -> str:
+    random = Random(lines)
+    return "".join(",".join(random.choices("01", k=250)) + "\n" for _ in range(lines))
+
+
+@pytest.mark.parametrize(
+    ("text", "old"),
+    [
+        (digits(60), digits(3)),
+        (digits(800), digits(3)),
+        (digits(60), digits(61)),
+        (digits(1) * 60, digits(1) * 2 + digits(1).replace("1", "2", 1)),
+        (("begin\n" + digits(40) + "end\n") * 20, "begin\n" + digits(41).partition("\n")[2] + "end\n"),
+    ],
+)
+def test_likeness_is_measured_with_bounded_effort(text: str, old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    effort = 0
+    longest_match, chars_of = SequenceMatcher.find_longest_match, SequenceMatcher.set_seq2
+
+    def measured_match(matcher: Any, *bounds: int) -> Match:
+        nonlocal effort
+        effort += sum(len(matcher.b2j.get(char, ())) for char in matcher.a[bounds[0] : bounds[1]])
+        return longest_match(matcher, *bounds)
+
+    def measured_chars(matcher: SequenceMatcher[str], chars: str) -> None:
+        nonlocal effort
+        effort += len(chars)
+        chars_of(matcher, chars)
+
+    monkeypatch.setattr(SequenceMatcher, "find_longest_match", measured_match)
+    monkeypatch.setattr(SequenceMatcher, "set_seq2", measured_chars)
+    assert "not looked for to the end" in refusal(text, old)
+    assert 1_000_000 < effort < 20_000_000
+
+
+def test_without_effort_only_likeness_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    quoted = "def area(shape):\n    widht = shape.width\n    height = shape.height"
+    assert found_in(FUNCTION, quoted)[0] == "block_anchor"
+    monkeypatch.setattr(fuzzy, "MAX_EFFORT", 0)
+    assert found_in(FUNCTION, "def area(shape):\nwidth = shape.width\n")[0] == "line_trimmed"
+    assert refusal(FUNCTION, quoted).endswith("too large, or too uniform")

@@ -144,10 +144,22 @@ def test_what_goes_wrong_is_told(line: Json, kind: str, words: str) -> None:
     assert words in result["error"]
 
 
-def test_a_usage_that_is_none_costs_nothing() -> None:
-    usage = {"input_tokens": "many", "output_tokens": -3, "cost": float("inf")}
-    with endpoint({"to": "images", "image": "", "usage": usage}) as served:
-        assert made(served)[2] == Spent(1)
+@pytest.mark.parametrize(
+    ("usage", "spent"),
+    [
+        ({"input_tokens": "many", "output_tokens": -3, "cost": float("inf")}, Spent(1)),
+        ({"input_tokens": 10**400, "output_tokens": 10**13, "cost": 5e9}, Spent(1)),
+        ({"input_tokens": True, "output_tokens": [3], "cost": True}, Spent(1)),
+        ({"input_tokens": "7", "output_tokens": 3.0, "cost": "0.04"}, Spent(1, 7, 3, cost_usd=0.04)),
+        ({"prompt_tokens": 7, "completion_tokens": 3}, Spent(1, 7, 3)),
+    ],
+)
+def test_an_images_cost_is_read_as_any_other(usage: Json, spent: Spent) -> None:
+    body = {"data": [{"b64_json": base64.b64encode(PNG).decode()}], "usage": usage}
+    with endpoint({"to": "images", "body": body}) as served:
+        result, _, counted = made(served)
+    assert result["success"], result
+    assert counted == spent
 
 
 def test_a_folder_that_cannot_be_written_is_told() -> None:

@@ -172,6 +172,24 @@ def test_every_mode_can_be_shrunk(mode: str) -> None:
     assert max(opened(made.data).size) == MAX_SIDE_PIXELS
 
 
+@pytest.mark.parametrize("options", [{}, {"transparency": 257}])
+def test_the_shades_of_a_picture_of_16_bits_stay(options: dict[str, Any]) -> None:
+    width = 2 * MAX_SIDE_PIXELS
+    row = b"".join((x * 65_535 // width).to_bytes(2, "little") for x in range(width))
+    made = io.BytesIO()
+    Image.frombytes("I;16", (width, 80), row * 80).save(made, "PNG", **options)
+    seen = opened(fit(made.getvalue()).data)
+    assert (seen.mode, seen.size) == ("L", (MAX_SIDE_PIXELS, 40))
+    shades = [seen.getpixel((MAX_SIDE_PIXELS * part // 8, 20)) for part in range(8)]
+    assert shades == pytest.approx([255 * part // 8 for part in range(8)], abs=2)
+    assert "transparency" not in seen.info
+
+
+def test_a_large_picture_of_16_bits_can_be_shrunk() -> None:
+    made = fit(plain("PNG", (10_000, 10_000), "I;16"))
+    assert max(opened(made.data).size) == MAX_SIDE_PIXELS
+
+
 def test_bytes_that_do_not_shrink_are_made_smaller_until_they_fit() -> None:
     head, made = fitted(image("PNG", (400, 400)), 20_000, 2000, 10**9)
     assert head == {"media_type": "image/jpeg"}

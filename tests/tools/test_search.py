@@ -230,6 +230,45 @@ def test_binary_files_do_not_get_in_the_way(everywhere: Rollout) -> None:
     assert [(path, number) for path, number, _ in lines(result)] in ([("b.txt", 1)], [])
 
 
+def test_names_with_a_line_break_are_left_out(everywhere: Rollout) -> None:
+    for name in ("d/a\nb.txt", "d/e\n=0", "d/f\n0/c.txt", "d/g.txt"):
+        everywhere.write(name, "hit\n")
+    assert lines(search(everywhere, "hit", path="d")) == [("d/g.txt", 1, "hit")]
+    assert search(everywhere, "hit", path="d", output_mode="count") == {"total_count": 1, "counts": {"d/g.txt": 1}}
+    for how in ({"output_mode": "files_only"}, {"target": "files"}):
+        assert search(everywhere, "" if "target" in how else "hit", path="d", **how) == {
+            "total_count": 1,
+            "files": ["d/g.txt"],
+        }
+
+
+# --- a search that does not come to its end ---
+
+
+@pytest.mark.parametrize("mode", ["content", "files_only", "count"])
+@pytest.mark.parametrize("program", ["kill -9 $$", "kill -9 $PPID", "exec sh -c 'kill -9 0'"])
+def test_a_search_that_dies_has_not_found_nothing(tmp_path: Path, mode: str, program: str) -> None:
+    programs = folder_of_programs(tmp_path / "programs", "grep -P")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    with rollout_in(folder, programs) as rollout:
+        rollout.write("a", "x\n")
+        grep = tmp_path / "programs" / "grep"
+        real = grep.readlink()
+        grep.unlink()
+        grep.write_text(f'#!/bin/sh\ncase "$*" in *-H*) {program} ;; esac\nexec {real} "$@"\n')
+        grep.chmod(0o755)
+        assert "broke off" in search(rollout, "x", output_mode=mode)["error"]
+
+
+@pytest.mark.parametrize("program", ["find", "grep", "xargs"])
+def test_a_program_that_is_not_there_is_told(tmp_path: Path, program: str) -> None:
+    programs = folder_of_programs(tmp_path / "programs", "grep -P")
+    (tmp_path / "programs" / program).unlink()
+    with rollout_in(tmp_path, programs) as rollout:
+        assert f"There is no {program} in this sandbox" in search(rollout, "x")["error"]
+
+
 # --- other outputs ---
 
 

@@ -59,6 +59,26 @@ def test_what_models_write_is_understood() -> None:
     assert rollout.todo(todos=[item("1", "first"), item("1", "second")])["todos"] == [item("1", "second")]
 
 
+def test_of_a_list_what_makes_sense_is_kept() -> None:
+    rollout = Rollout()
+    odd = [item("1", "look"), 7, None, "leap", ["x"], {"content": "no id"}, {"id": None}, {"id": True}, {"id": {}}]
+    written = rollout.todo(todos=[*odd, {"id": "2", "content": None, "status": None}, {"id": 3, "content": 4}])
+    assert written["todos"] == [item("1", "look"), item("2", ""), item("3", "4")]
+    assert rollout.todo(todos=[{"id": "1", "content": ["x"]}, {"id": "2", "status": {}}])["todos"] == [
+        item("1", ""),
+        item("2", ""),
+    ]
+
+
+@pytest.mark.parametrize("status", ["done", None, 7, ["completed"], ""])
+def test_a_merge_with_what_is_no_status_or_no_text_leaves_the_old(status: Any) -> None:
+    rollout = Rollout()
+    rollout.todo(todos=[item("1", "look", "completed")])
+    said = {"content": None, "status": status}
+    merged = rollout.todo(todos=[{"id": "1", **said}, {"id": "2", **said}], merge=True)
+    assert merged["todos"] == [item("1", "look", "completed"), item("2", "")]
+
+
 @pytest.mark.parametrize("todos", ["look", {"id": "1"}, [{"content": "no id"}], [7]])
 def test_what_is_no_list_of_items_is_refused_and_changes_nothing(todos: Any) -> None:
     rollout = Rollout()

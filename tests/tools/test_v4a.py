@@ -159,6 +159,9 @@ def test_an_anchor_may_be_repeated_as_context() -> None:
 def test_lines_without_context_go_below_the_anchor_or_to_the_end() -> None:
     assert applied("a\nb\n", "@@ a\n+x\n+y") == "a\nx\ny\nb\n"
     assert applied("a\r\nb\r\n", "@@ a\n+x") == "a\r\nx\r\nb\r\n"
+    assert applied("a\r\nend", "@@ end\n+x\n+y") == "a\r\nend\r\nx\r\ny"
+    assert applied("a\nend", "@@ end\n+x") == "a\nend\nx"
+    assert applied("end", "@@ end\n+x") == "end\nx"
     assert applied("a\n", "+x") == "a\nx\n"
     assert applied("a", "+x") == "a\nx"
     assert applied("a\r\n", "+x\n+y") == "a\r\nx\r\ny\r\n"
