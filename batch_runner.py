@@ -35,7 +35,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -48,14 +48,14 @@ from typing import Any, TypeAlias
 import fire
 
 from endpoints.launch import EndpointError, check_endpoint, listens_here, start_endpoint
-from rollout.checkpoint import DatasetFacts, Past
+from rollout.checkpoint import PROBABILITIES, DatasetFacts, Past
 from rollout.config import RunConfig
 from rollout.console import Console, fill_closed_streams
 from rollout.controller import Controller
 from rollout.extras import ExtrasError
 from rollout.filters import drop_reason
 from rollout.flags import UsageError, checked_words, help_text, switch, to_config, words_of
-from rollout.join import JoinError, check_target, join, joined_config, locked_sources
+from rollout.join import JoinError, check_target, join, joined_config, joined_probabilities, locked_sources
 from rollout.keys import PLACEHOLDER_KEY, api_key_for, host_of, missing_key
 from rollout.leftovers import clean, sweep
 from rollout.leg import Leg
@@ -63,14 +63,14 @@ from rollout.menu import distributions_text
 from rollout.merge import TRAJECTORIES, MergeRules
 from rollout.original_rows import complete_row
 from rollout.pacer import Pacer
-from rollout.pool import Pool, PoolError
+from rollout.pool import Pool
 from rollout.preflight import Plan, PreflightError, prepare
 from rollout.report import EXIT_DONE, EXIT_INCOMPLETE, RunReport, render
 from rollout.resume import Match, match_rows
 from rollout.row_index import RowIndex
 from rollout.run_dir import STATISTICS, RunDir, RunDirError, check_run
 from rollout.samples import Dataset, DatasetError
-from rollout.spawner import GC_ALLOCATIONS, LocalSpawner, StartSpawner, forked_early
+from rollout.spawner import GC_ALLOCATIONS, LocalSpawner, StartSpawner, allow_open_files, forked_early
 from rollout.statistics import RunFacts, RunStatistics
 from rollout.wire import Frame
 from sandboxes import keys as sandbox_keys
@@ -84,7 +84,7 @@ AUTO_PER_WORKER = 256  # rollouts in flight per worker at most, when how many is
 Work: TypeAlias = "Callable[[Leg, array[int]], None]"  # runs what is pending
 # What is wrong with the input, and what goes wrong with a run that was right to start.
 _BAD_INPUT = (UsageError, DatasetError, DistributionError, ExtrasError, PreflightError, EndpointError, JoinError)
-_BAD_LUCK = (RunDirError, PoolError, SandboxError)
+_BAD_LUCK = (RunDirError, SandboxError)
 
 
 class BatchRunner:
@@ -109,19 +109,20 @@ class BatchRunner:
         self.resume_command = resume_command
         self.start_spawner = start_spawner
         self.distribution_name = ""  # where it has been read
+        self.probabilities: Mapping[str, float] = {}  # the same
         self.started = time.monotonic()
 
     def run(self) -> RunReport:
         """Run what is pending, merge, count, report.
 
         Raises UsageError, DatasetError, DistributionError, ExtrasError, PreflightError, EndpointError or JoinError
-        before anything is written; RunDirError or PoolError when the run cannot go on: what is recorded stays, and
-        ``resume`` goes on from it.
+        before anything is written; RunDirError when the run's folder cannot be written any more: what is recorded
+        stays, and ``resume`` goes on from it. What else ends a run early is ``stopped`` in the report.
         """
         if self.config.merge:
             return self._join()
-        plan = prepare(self.config, secrets=known_secrets(os.environ, [self._explicit_key()]))
-        self.distribution_name = plan.distribution.name
+        plan = prepare(self.config)
+        self.distribution_name, self.probabilities = plan.distribution.name, plan.distribution.probabilities
         with plan.dataset:
             if own_model := check_endpoint(self.config.base_url, self.config.model):
                 self.config = self.config.model_copy(update={"model": own_model})
@@ -151,9 +152,8 @@ class BatchRunner:
         check_target(self.config.run_name)
         with locked_sources(self.config) as sources:
             self.config = joined_config(self.config, sources)
-            secrets = known_secrets(os.environ, [self._explicit_key()])
-            dataset = Dataset.open(self.config.dataset_file, self.config.max_samples, secrets)
-            with dataset:
+            self.probabilities = joined_probabilities(sources)
+            with Dataset.open(self.config.dataset_file, self.config.max_samples) as dataset:
                 join(self.config.run_name, dataset, sources)
                 self.resume_command = self._resume_joined()
                 return self._run_in(RunDir.open(self.config.run_name, resume=True), dataset, (), None)
@@ -187,22 +187,21 @@ class BatchRunner:
         checkpoint = run_dir.start_checkpoint(self._public_config(), facts, rows, match)
         run_dir.save_checkpoint(checkpoint, at_any_cost=True)
         leg = Leg(self.config, dataset, run_dir, checkpoint, self.console)
+        if self.config.resume:
+            self._tell_resume(run_dir.past, dataset, match)
         if work and (pending := match.pending()):
-            if self.config.resume:
-                self._tell_resume(run_dir.past, dataset, match)
             if not leg.affords(pending, rows):
                 self.console.log("error", f"nothing is run: {leg.stopped}")
             else:
                 work(leg, pending)
             run_dir.scan_own(rows)
             match = match_rows(dataset.keys, rows, samples)
-        elif self.config.resume:
-            self.console.log("info", f"all {len(samples)} samples are done already; nothing is asked again")
         return self._finish(leg, dataset, rows, match)
 
     def _work(self, plan: Plan, start_spawner: StartSpawner, leg: Leg, pending: array[int]) -> None:
         """Run the pending samples in worker processes."""
         self._check_key()
+        allow_open_files()  # each worker takes one, and each place for a sandbox
         kinds = {plan.sandbox, plan.image_sandbox}
         if swept := sweep(kinds):
             self.console.log("info", f"removed {len(swept)} sandboxes that a dead run had left behind")
@@ -331,18 +330,25 @@ class BatchRunner:
     def _public_config(self) -> dict[str, Any]:
         """Return the config for files: no key, and nothing of what must never be saved."""
         hidden = {"api_key", "ephemeral_system_prompt", "prefill_messages"}
-        return self.config.model_dump(mode="json", exclude=hidden)
+        return {**self.config.model_dump(mode="json", exclude=hidden), PROBABILITIES: dict(self.probabilities)}
 
     def _tell_resume(self, past: Past, dataset: Dataset, match: Match) -> None:
         pending, samples = len(match.pending()), len(match.samples)
         batches = -(-pending // self.config.batch_size)
-        text = f"resume: {samples} samples, {samples - pending} done already, {pending} to run in {batches} batches"
+        if pending:
+            text = f"resume: {samples} samples, {samples - pending} done already, {pending} to run in {batches} batches"
+        else:
+            text = f"all {samples} samples are done already; nothing is asked again"
         self.console.log("info", text)
+        config = self._public_config()
         changes = [
-            f"{name} was {past.config[name]}, is {getattr(self.config, name)}"
+            f"{name} was {past.config[name]}, is {config[name]}"
             for name in ("model", "distribution", "seed", "shard")
-            if past.config.get(name, getattr(self.config, name)) != getattr(self.config, name)
+            if past.config.get(name, config[name]) != config[name]
         ]
+        same_name = past.config.get("distribution") == config["distribution"]
+        if same_name and (past.config.get(PROBABILITIES) or config[PROBABILITIES]) != config[PROBABILITIES]:
+            changes.append(f"the probabilities of distribution {self.config.distribution} have changed")
         if past.dataset.get("sha256", dataset.sha256) != dataset.sha256:
             changes.append("the dataset has changed")
         if changes:
@@ -386,7 +392,14 @@ def _command(argv: list[str], console: Console, resume: str) -> int:
     interrupt = Interrupt()
     with forked_early() as start_spawner:
         catch_signals(interrupt, unwind=True)
-        report = BatchRunner(config, console, interrupt, resume, start_spawner).run()
+        try:
+            report = BatchRunner(config, console, interrupt, resume, start_spawner).run()
+        except _BAD_LUCK as error:
+            if not interrupt.count:
+                raise
+            console.log("error", str(error))
+            console.log("warning", interrupted_line(resume))
+            return EXIT_INTERRUPTED
     told = console.answer(render(report).rstrip("\n"))
     return report.exit_code or (EXIT_DONE if told else EXIT_INCOMPLETE)
 

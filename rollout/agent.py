@@ -27,6 +27,8 @@ from rollout.messages import (
 )
 from rollout.replies import CUT, Reply
 from rollout.texts import dump_json, is_blank, one_line, shown_name
+from rollout.trajectory import split_thinking
+from rollout.waste import counting_waste
 from sandboxes.base import SandboxError
 
 PartialReason = Literal[
@@ -48,7 +50,6 @@ SUMMARY_REQUEST = (
 RETRIES: dict[Unusable, int] = {"cut_by_token_limit": 1, "unclosed_reasoning": 2, "empty_replies": 3}  # per turn
 MAX_STRIKES = 3  # turns in a row in which no call could be run
 _MAX_NAME_CHARS = 64  # of a tool's name in an error
-_THOUGHT_TAGS = ("think", "REASONING_SCRATCHPAD")
 
 
 class Toolbox(Protocol):
@@ -82,7 +83,7 @@ class AgentResult:
     stop_reason: StopReason
     failure: Failure | None = None
     api_calls: int = 0  # requests that returned an answer, thrown-away ones included
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=Usage)  # of these, and of answers that could not be read
     cost_usd: float = 0.0
 
     @property
@@ -129,7 +130,8 @@ class Agent:
     async def run(self) -> AgentResult:
         """Work on the prompt until the model is done or a limit is met."""
         try:
-            return self.result(await self.turns())
+            with counting_waste(self.pay):
+                return self.result(await self.turns())
         except _CutShortError as end:
             return self.result(end.reason)
         except ContextOverflowError:
@@ -150,11 +152,17 @@ class Agent:
         return "turn_limit"
 
     async def summarise(self) -> None:
-        """Ask once, without tools, for a last word; one that cannot be used is left out."""
+        """Ask once, without tools, for a last word; one that cannot be used, or that a server refuses, is left out."""
         self.messages.append(UserMessage(SUMMARY_REQUEST))
-        reply = await self.reply(())
+        try:
+            reply = await self.reply(())
+        except ModelError as error:
+            if error.kind != "bad_request":
+                raise
+            self.note("no summary:", str(error))  # all that came before was taken, and is worth keeping
+            return
         if not _unusable(reply):
-            self.messages.append(reply.message)
+            self.take(reply)
 
     async def ask(self) -> AssistantMessage:
         """Add the model's next message, asking again while its answers cannot be used."""
@@ -167,7 +175,13 @@ class Agent:
             seen[unusable] += 1
             if seen[unusable] > RETRIES[unusable]:
                 raise _CutShortError(unusable)
-        message = replace(reply.message, tool_calls=tuple(map(self.settled, reply.message.tool_calls)))
+        return self.take(reply)
+
+    def take(self, reply: Reply) -> AssistantMessage:
+        """Add an answer to the conversation; one that is no whole one ends it."""
+        message = reply.message
+        if (calls := tuple(map(self.settled, message.tool_calls))) != message.tool_calls:
+            message = replace(message, tool_calls=calls)
         self.messages.append(message)
         if reply.finish_reason == "length":
             raise _CutShortError("cut_by_token_limit")
@@ -179,15 +193,17 @@ class Agent:
         """Return the model's next answer, whatever it is worth, and note its cost."""
         reply = await self.model.complete(self.messages, tools)
         self.api_calls += 1
-        self.usage += reply.usage
-        self.cost_usd += reply.cost_usd
+        self.pay(reply.usage, reply.cost_usd)
         if not tools:  # calls are of no use then, though some servers let a model make them
             reply = replace(reply, message=replace(reply.message, tool_calls=()))
-        if reply.finish_reason == "content_filter" and (
-            reply.message.tool_calls or is_blank(_said(reply.message.content))
-        ):
+        if reply.finish_reason == "content_filter" and (reply.message.tool_calls or is_blank(_said(reply.message))):
             raise ModelError("content_blocked", "the endpoint's content filter withheld the answer")
         return reply
+
+    def pay(self, usage: Usage, cost_usd: float) -> None:
+        """Note what an answer cost, whatever it is worth."""
+        self.usage += usage
+        self.cost_usd += cost_usd
 
     def settled(self, call: ToolCall) -> ToolCall:
         """Return the call under an id of its own and, where it means an offered tool, that tool's name."""
@@ -196,7 +212,8 @@ class Agent:
             call_id = f"{call.id or 'call'}_{number}"
             number += 1
         self.ids.add(call_id)
-        return replace(call, id=call_id, name=self.toolbox.resolve(call.name) or call.name)
+        name = self.toolbox.resolve(call.name) or call.name
+        return call if (call_id, name) == (call.id, call.name) else replace(call, id=call_id, name=name)
 
     async def answer_calls(self, calls: Sequence[ToolCall]) -> None:
         """Run what can be run, in order, and say of the rest why it was not."""
@@ -253,7 +270,7 @@ class Agent:
 def _unusable(reply: Reply) -> Unusable | None:
     message = reply.message
     unclosed = _unclosed(message.content)
-    blank = not message.tool_calls and is_blank(_said(message.content))
+    blank = not message.tool_calls and is_blank(_said(message))
     if any(call.problem == CUT for call in message.tool_calls):
         return "cut_by_token_limit"
     if reply.finish_reason == "length" and (message.tool_calls or unclosed or blank):
@@ -270,9 +287,6 @@ def _unclosed(content: str) -> bool:
     return content.rfind("<REASONING_SCRATCHPAD>") > content.rfind("</REASONING_SCRATCHPAD>")
 
 
-def _said(content: str) -> str:
-    """Return the text without its thoughts. No pattern: those take for ever on a model that repeats a tag for ever."""
-    for tag in _THOUGHT_TAGS:
-        said, *thoughts = content.split(f"<{tag}>")
-        content = said + "".join(thought.partition(f"</{tag}>")[2] for thought in thoughts)
-    return content
+def _said(message: AssistantMessage) -> str:
+    """Return the text without its thoughts, as it will be saved."""
+    return split_thinking(message.content, native=message.reasoning)[0]

@@ -8,7 +8,6 @@ here is the tool's: it never counts as the run's endpoint refusing a key or a bi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -19,11 +18,13 @@ from rollout.dialects import Dialect, Request
 from rollout.endpoint import Access, CallLimits, ContextOverflowError, Endpoint, ModelError
 from rollout.gate import Gate, GateClosedError
 from rollout.keys import api_key_for, host_of
-from rollout.replies import Reply, read_object, read_reply
+from rollout.messages import Usage
+from rollout.replies import Reply, read_object, read_reply, spent_on
 from rollout.retry import RetryPolicy
 from rollout.texts import clean_json, dump_json
 from rollout.trajectory import split_thinking
-from tools.services import Answer, AuxiliaryError, Post, Question, Settings, Spent
+from tools.own_time import own_timeout
+from tools.services import Answer, AuxiliaryError, Post, Posted, Question, Settings, Spent
 
 AnswerT = TypeVar("AnswerT")
 _PORTS = {"http": 80, "https": 443}
@@ -62,13 +63,14 @@ class AuxiliaryModels:
         asking = self._endpoint(access).ask(compose, read_reply, dialect.learn, question.timeout_seconds)
         return _answer(await _within(question.timeout_seconds, asking, model))
 
-    async def post(self, post: Post) -> dict[str, Any]:
-        """Return the object that was answered. Raises AuxiliaryError."""
+    async def post(self, post: Post) -> Posted:
+        """Return what was answered. Raises AuxiliaryError."""
         access = self._access(post)
         body = dump_json(clean_json(dict(post.body))).encode(errors="replace")
         request = Request(body, path=post.path)
         asking = self._endpoint(access).ask(lambda: request, read_object, within_seconds=post.timeout_seconds)
-        return await _within(post.timeout_seconds, asking, post.path)
+        answer = await _within(post.timeout_seconds, asking, post.path)
+        return Posted(answer, _spent(*spent_on(answer)))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -106,9 +108,9 @@ class AuxiliaryModels:
 
 
 async def _within(seconds: float, asking: Awaitable[AnswerT], whom: str) -> AnswerT:
-    """Return the answer in time. Raises AuxiliaryError, which names who was asked."""
+    """Return the answer in time, turns at the gate not counted. Raises AuxiliaryError, which names who was asked."""
     try:
-        async with asyncio.timeout(seconds) as clock:
+        async with own_timeout(seconds) as timer:
             return await asking
     except ModelError as error:
         raise AuxiliaryError(f"{whom}: {error}", error.kind) from None
@@ -117,23 +119,25 @@ async def _within(seconds: float, asking: Awaitable[AnswerT], whom: str) -> Answ
     except GateClosedError:
         raise AuxiliaryError(f"{whom}: the run's budget is used up", "billing") from None
     except TimeoutError:
-        if not clock.expired():
+        if not timer.expired():
             raise
         raise AuxiliaryError(f"{whom}: no answer within {seconds:g} s", "timeout") from None
 
 
 def _answer(reply: Reply) -> Answer:
-    text, _ = split_thinking(reply.message.content, native=bool(reply.message.reasoning))
-    usage = reply.usage
-    spent = Spent(
+    text, _ = split_thinking(reply.message.content, native=reply.message.reasoning)
+    return Answer(text, _spent(reply.usage, reply.cost_usd))
+
+
+def _spent(usage: Usage, cost_usd: float) -> Spent:
+    return Spent(
         requests=1,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         cached_tokens=usage.cached_tokens,
-        cost_usd=reply.cost_usd,
+        cost_usd=cost_usd,
     )
-    return Answer(text, spent)
 
 
 def _origin(base_url: str) -> tuple[str, str, int]:

@@ -1,8 +1,8 @@
 """The batch files: what they are called, which there are, and how rows are appended to new ones.
 
 A row is one write of one line. A write that fails half-way (the disk is full) is taken back, so that a torn line is
-never joined to the next; where even that fails, nothing more is written. Files of earlier processes are never opened
-for writing.
+never joined to the next; where even that fails, nothing more is written. Rows that could not be saved are kept, for
+another try. Files of earlier processes are never opened for writing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollout.files import RunDirError, explained, sync_folder
+from rollout.files import NO_ROOM, DiskFullError, RunDirError, explained, sync_folder
 from rollout.jsonl import Problems
 
 BATCH_NUMBERS = re.compile("0|[1-9][0-9]{0,17}")  # they fit 64 bits
@@ -60,7 +62,8 @@ def highest_number(folder: Path) -> int:
 class _OpenBatch:
     handle: int
     length: int  # bytes of whole rows
-    unsynced: bool = False
+    durable: int  # the same, of those that a sync has saved
+    unsynced: list[bytes] = field(default_factory=list)  # the rows between
 
 
 class BatchWriter:
@@ -69,37 +72,50 @@ class BatchWriter:
     def __init__(self, folder: Path, first_batch: int) -> None:
         self._folder = folder
         self._first_batch = first_batch
+        self._waiting: dict[int, list[bytes]] = {}  # lines to be written, by batch
         self._open: OrderedDict[int, _OpenBatch] = OrderedDict()
         self._new_names = False
-        self._broken = ""
+        self._broken: OSError | None = None
 
     def append(self, batch_num: int, line: bytes) -> None:
-        """Write one row, given with or without its newline; it is durable after ``sync``. Raises RunDirError."""
+        """Take one row, given with or without its newline; ``sync`` writes it."""
         line = line.removesuffix(b"\n")
         if b"\n" in line or not line:
             raise ValueError("a row is one line")
-        with explained(f"write {self._folder / batch_name(batch_num)}"):
-            self._refuse_if_broken()
-            batch = self._batch(batch_num)
-            self._write(batch, line + b"\n")
+        if batch_num < self._first_batch:
+            raise ValueError(f"batch {batch_num} belongs to an earlier process")
+        self._waiting.setdefault(batch_num, []).append(line + b"\n")
 
     def sync(self) -> None:
-        """Make all rows durable. Raises RunDirError; then what was written since the last ``sync`` may be lost."""
+        """Make all rows durable. Raises RunDirError when that fails for some, after trying all.
+
+        Those it failed for are tried again by the next ``sync``; that helps after a DiskFullError.
+        """
         self._refuse_if_broken()
-        with explained(f"save rows in {self._folder}"):
-            for batch in self._open.values():
-                self._sync_one(batch)
-            if self._new_names:
+        failures: list[RunDirError] = []
+        for batch_num in list(self._waiting):
+            with _kept(failures), explained(f"write {self._folder / batch_name(batch_num)}"):
+                self._write(batch_num)
+        for batch_num, batch in self._open.items():
+            with _kept(failures), explained(f"save rows in {self._folder}"):
+                self._sync_one(batch_num, batch)
+        if self._new_names:
+            with _kept(failures), explained(f"save rows in {self._folder}"):
                 sync_folder(self._folder)
                 self._new_names = False
+        if failures:
+            raise min(failures, key=lambda failure: isinstance(failure, DiskFullError))  # what waiting does not mend
 
     def finish(self, batch_num: int) -> None:
         """Close a batch's file: no more rows of it are expected. Raises RunDirError."""
+        if batch_num in self._waiting:
+            self.sync()
         if batch := self._open.pop(batch_num, None):
-            self._close_one(batch)
+            with explained(f"save rows in {self._folder}"):
+                self._close_one(batch_num, batch)
 
     def close(self) -> None:
-        """Make all rows durable, unless that has failed already, and close all files. Raises RunDirError."""
+        """Make all rows durable, unless that has failed for good, and close all files. Raises RunDirError."""
         try:
             if not self._broken:
                 self.sync()
@@ -108,50 +124,85 @@ class BatchWriter:
                 os.close(self._open.popitem()[1].handle)
 
     def _batch(self, batch_num: int) -> _OpenBatch:
-        if batch_num < self._first_batch:
-            raise ValueError(f"batch {batch_num} belongs to an earlier process")
         if batch_num in self._open:
             self._open.move_to_end(batch_num)
             return self._open[batch_num]
         if len(self._open) >= _MAX_OPEN:
-            self._close_one(self._open.popitem(last=False)[1])
+            self._close_one(*self._open.popitem(last=False))
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         handle = os.open(self._folder / batch_name(batch_num), flags, 0o644)
-        batch = self._open[batch_num] = _OpenBatch(handle, os.fstat(handle).st_size)
-        self._new_names |= batch.length == 0
+        length = os.fstat(handle).st_size
+        batch = self._open[batch_num] = _OpenBatch(handle, length, length)
+        self._new_names |= length == 0
         return batch
 
-    def _write(self, batch: _OpenBatch, data: bytes) -> None:
-        try:
-            written = os.write(batch.handle, data)
-            while written < len(data):
-                written += os.write(batch.handle, data[written:])
-        except OSError as error:
+    def _write(self, batch_num: int) -> None:
+        """Write what waits for this batch; what cannot be written goes on waiting. Raises OSError."""
+        batch = self._batch(batch_num)
+        failure: OSError | None = None
+        for line in self._waiting.pop(batch_num):
             try:
-                os.ftruncate(batch.handle, batch.length)
-            except OSError:
-                self._broken = str(error.strerror)
-            raise
-        batch.length += len(data)
-        batch.unsynced = True
-
-    def _sync_one(self, batch: _OpenBatch) -> None:
-        if batch.unsynced:
-            try:
-                os.fsync(batch.handle)
+                self._write_row(batch, line)
             except OSError as error:
-                self._broken = str(error.strerror)  # the kernel tells it once, then forgets what it could not save
-                raise
-            batch.unsynced = False
+                failure = failure or error
+                self._waiting.setdefault(batch_num, []).append(line)
+        if failure:
+            raise failure
 
-    def _close_one(self, batch: _OpenBatch) -> None:
-        with explained(f"save rows in {self._folder}"):
-            try:
-                if not self._broken:
-                    self._sync_one(batch)
-            finally:
-                os.close(batch.handle)
+    def _write_row(self, batch: _OpenBatch, line: bytes) -> None:
+        if self._broken:
+            raise self._broken
+        try:
+            written = os.write(batch.handle, line)
+            while written < len(line):
+                written += os.write(batch.handle, line[written:])
+        except OSError:
+            self._cut(batch, batch.length)
+            raise
+        batch.length += len(line)
+        batch.unsynced.append(line)
+
+    def _sync_one(self, batch_num: int, batch: _OpenBatch) -> None:
+        """Save a batch's rows. Raises OSError: the kernel tells it once, then forgets what it could not save."""
+        if not batch.unsynced:
+            return
+        try:
+            os.fsync(batch.handle)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self._cut(batch, batch.durable)
+                self._waiting[batch_num] = batch.unsynced + self._waiting.get(batch_num, [])
+                batch.unsynced = []
+            else:
+                self._broken = error
+            raise
+        batch.durable = batch.length
+        batch.unsynced = []
+
+    def _cut(self, batch: _OpenBatch, length: int) -> None:
+        """Take back what was written beyond this length."""
+        try:
+            os.ftruncate(batch.handle, length)
+            batch.length = length
+        except OSError as error:
+            self._broken = error
+
+    def _close_one(self, batch_num: int, batch: _OpenBatch) -> None:
+        try:
+            if not self._broken:
+                self._sync_one(batch_num, batch)
+        finally:
+            os.close(batch.handle)
 
     def _refuse_if_broken(self) -> None:
         if self._broken:
-            raise RunDirError(f"nothing more is written to {self._folder}: {self._broken}")
+            raise RunDirError(f"nothing more is written to {self._folder}: {self._broken.strerror}")
+
+
+@contextmanager
+def _kept(failures: list[RunDirError]) -> Iterator[None]:
+    """Keep what goes wrong, and go on."""
+    try:
+        yield
+    except RunDirError as failure:
+        failures.append(failure)

@@ -14,40 +14,49 @@ START_FACTOR = 2.0  # of one step of slow start
 _DEPTH = 0.03  # of the first cut; each one that follows soon goes twice as deep
 _WORST = 0.5  # of a bound may go at once, whatever was measured
 _STEEPNESS = 0.005  # per cubic second: a seventh more after three seconds, twice as much after six
-_SLOWEST = 0.1  # of that speed, however few answers there are
 _GONE = (
     1.06  # times the limit is beyond it, where it shows at once; where it shows late (what was saved up goes first),
 )
-_LONG_GONE = 2.0  # times it
+_LONG_GONE = 1.5  # times it
 _NOTED_SECONDS = 10.0
+_CHEAP_SECONDS = 0.12  # that a refusal costs, where to feel for more may be as quick as said above
+_MOST_PATIENCE = 40.0  # times as slowly
 _TELLING_ANSWERS, _TELLING_SECONDS = 10, 1.0  # fewer since the last cut say nothing of where the limit is
 
 
 class Bound:
     """See the module. Whatever unit is asked for: ``value`` is the bound. Times are monotonic seconds."""
 
-    def __init__(self, value: float, floor: float, near: float, probe_answers: float) -> None:
+    def __init__(self, value: float, floor: float, near: float, probe_answers: float, slowest: float = 0.1) -> None:
         """Never go below ``floor``; rest at the share ``near`` of where the limit was met.
 
         Beyond it, growth is as fast as the module says when there are ``probe_answers`` a second, and slower in
-        proportion when there are fewer: each refusal weighs more among them.
+        proportion when there are fewer, but for ``slowest`` times as fast: each refusal weighs more among them.
         """
         self.value = value
         self._floor = floor
         self._near = near
         self._probe_answers = probe_answers
+        self._slowest = slowest
         self._limit = inf  # where it rests
         self._age = 0.0  # seconds since it was there again; negative before
         self._depth = 0.0
         self._cut_at = -inf
         self._allowed = 0.0  # since the last cut
         self._used = 0.0
+        self._seconds = 1.0  # of the window of time that it is known from
+        self._patience = 1.0
         self._taken: deque[tuple[float, float]] = deque()
 
     @property
     def known(self) -> bool:
         """Whether it is known where the limit is. It may be lower than it was, and yet not known: see ``unsure``."""
         return self._limit < inf
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the limit is one that was found otherwise; see ``set``."""
+        return self._seconds > 1
 
     @property
     def was_cut(self) -> bool:
@@ -98,11 +107,15 @@ class Bound:
         """Let the next cut be a slight one again."""
         self._depth = 0.0
 
-    def cut(self, limit: float, now: float, *, unsure: bool = False) -> None:
+    def cut(self, limit: float, now: float, *, lost_seconds: float | None = None, unsure: bool = False) -> None:
         """Go below a limit that was met.
 
+        ``lost_seconds``: what that has cost; the more, the more seldom it is felt for more. None: as seldom as before.
         ``unsure``: so little was asked yet that it may be far above; look for it again from below.
         """
+        if lost_seconds is not None:
+            patience = min(lost_seconds / _CHEAP_SECONDS, _MOST_PATIENCE)
+            self._patience = max(min(patience, 2 * self._patience if self.known else patience / 4), 1.0)
         self._depth = min(2 * self._depth or _DEPTH, _WORST)
         least = self._floor if self.value == inf else max(self.value * _WORST, self._floor)
         rest = max(min(self.value, max(limit, least)) * self._near, self._floor)
@@ -110,9 +123,14 @@ class Bound:
         if self.known or not unsure:
             self._limit = rest
             self._age = -((max(1 - self.value / rest, 0.0) / _STEEPNESS) ** (1 / 3))
-        self._taken = deque([(now, rest)])
-        self._allowed = self._used = 0.0
-        self._cut_at = now
+        self._begin_to_measure(rest, now)
+
+    def set(self, limit: float, seconds: float, now: float) -> None:
+        """Take a limit that was found otherwise. It goes by a window of so many seconds: to go beyond shows as late."""
+        self.value = self._limit = max(limit * self._near, self._floor)
+        self._age = self._depth = 0.0
+        self._seconds = max(seconds, 1.0)
+        self._begin_to_measure(self.value, now)
 
     def at_least(self, taken: float) -> None:
         """So much was taken after all: the limit cannot be below."""
@@ -127,6 +145,7 @@ class Bound:
     def forget(self) -> None:
         """Take the limit for unknown again."""
         self._limit = inf
+        self._seconds = 1.0
 
     def grow(self, seconds: float, per_second: float) -> None:
         """Nobody minded, though all of it was used, with so many answers a second."""
@@ -134,11 +153,16 @@ class Bound:
             self.start(seconds)
             return
         if self._age >= 0:
-            seconds *= min(max(per_second / self._probe_answers, _SLOWEST), 1.0)
+            seconds *= min(max(per_second / self._probe_answers, self._slowest), 1 / self._patience, 1 / self._seconds)
         self._age += seconds
         self.value = max(self._limit * (1 + _STEEPNESS * self._age**3), self.value)
         if self.value > _LONG_GONE * self._limit:
             self.forget()
+
+    def _begin_to_measure(self, taken: float, now: float) -> None:
+        self._taken = deque([(now, taken)])
+        self._allowed = self._used = 0.0
+        self._cut_at = now
 
     def start(self, steps: float = 1.0) -> None:
         """Grow as it does while the limit is unknown."""

@@ -7,6 +7,7 @@ asked for again, on trial: when more than that is refused, there is a limit afte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
 from rollout.recent import Recent
@@ -14,7 +15,8 @@ from rollout.recent import Recent
 _FORGET_SECONDS = 600.0  # in which the most that was taken becomes half
 _FAR_BELOW = 0.5  # of that
 _SETTLE_SECONDS = 2.0  # a limit that has fallen is found in
-_FAR_SECONDS, _FAR_REQUESTS, _FAR_REFUSALS = 5.0, 20, 3  # at least
+_FAR_SECONDS = 2.5  # times that
+_FAR_REQUESTS, _FAR_REFUSALS = 20, 3  # at least
 _LEAST_SHARE, _MOST_SHARE = 0.025, 1 / 3  # refused; less comes from feeling for a limit, more from meeting one
 _MARGIN = 1.5  # what was measured in so few
 _MEMORY = 300.0  # requests, of the share that is refused
@@ -27,8 +29,12 @@ _REST_SECONDS = 60.0  # after a trial that failed; each that fails doubles it
 class Chance:
     """See the module. Times are monotonic seconds."""
 
-    def __init__(self) -> None:
-        self._most = 0.0  # requests a second that were taken
+    def __init__(self, far_below: float = _FAR_BELOW, settle_seconds: float = _SETTLE_SECONDS) -> None:
+        """``far_below`` so much of the most that was asked, what is refused tells of chance, after so many seconds."""
+        self._far_below = far_below
+        self._settle_seconds = settle_seconds
+        self._is_far = False
+        self._most: list[float] = []  # of what was asked and taken
         self._believed = 0.0  # the share that is taken as given; 0: none
         self._share = 0.0  # of requests that were refused of late
         self._requests = Recent(_SECOND)
@@ -40,25 +46,33 @@ class Chance:
         self._rests_until = 0.0
         self._rest_seconds = _REST_SECONDS
 
-    def saw(self, accepted: int, refused: int, per_second: float, seconds: float, now: float) -> None:
-        """Take what happened in the last seconds, and how many requests are taken a second."""
+    def saw(self, accepted: int, refused: int, taken: Sequence[float], seconds: float, now: float) -> None:
+        """Take what happened in the last seconds, and how much is taken now: requests a second, open ones, or both."""
         requests = max(accepted + refused, 0)
         self._requests.add(requests, now)
         self._refusals.add(refused, now)
         memory = max(1 - requests / _MEMORY, 0.0)
         self._share = self._share * memory + refused / _MEMORY
-        self._most = max(self._most * 0.5 ** (seconds / _FORGET_SECONDS), per_second)
-        if per_second > _FAR_BELOW * self._most:
+        kept = 0.5 ** (seconds / _FORGET_SECONDS)
+        self._most = [max(most * kept, now_taken) for most, now_taken in zip(self._most or taken, taken, strict=True)]
+        far = (now_taken <= self._far_below * most for most, now_taken in zip(self._most, taken, strict=True))
+        self._is_far = all(far)
+        if not self._is_far:
             self._far_since, self._far_requests, self._far_refusals = now, 0, 0
-        elif now >= self._far_since + _SETTLE_SECONDS:
+        elif now >= self._far_since + self._settle_seconds:
             self._far_requests += requests
             self._far_refusals += refused
+
+    def may_be(self, now: float) -> bool:
+        """Tell whether it is yet to be seen what refusals mean, where far less is asked for than before."""
+        few = max(_MOST_SHARE * self._far_requests, _FAR_REFUSALS - 1)
+        return now >= self._rests_until and self._is_far and self._far_refusals <= few
 
     def is_suspected(self, now: float) -> bool:
         """Tell whether far less is asked for than before, and yet a share of it is refused."""
         return (
             now >= self._rests_until
-            and now - self._far_since >= _FAR_SECONDS
+            and now - self._far_since >= _FAR_SECONDS * self._settle_seconds
             and self._far_requests >= _FAR_REQUESTS
             and self._far_refusals >= _FAR_REFUSALS
             and _LEAST_SHARE <= self._far_refusals / self._far_requests <= _MOST_SHARE

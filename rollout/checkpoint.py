@@ -24,6 +24,7 @@ from rollout.row_index import RowIndex
 from rollout.rows import Outcome
 
 FORMAT = 1
+PROBABILITIES = "probabilities"  # in ``config`` beside the flags: the distribution's, for a file's may change
 _LEG_CONFIG = ("model", "distribution", "seed")
 _BATCH_DIGITS = 15  # of numbers that are believed: the next batch's must fit as well
 _FREE_SECONDS = 1.0  # what saving may cost before it is rationed: small runs save after every batch

@@ -54,7 +54,7 @@ class Console:
         if self.log_file:
             stamp = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
             line = f"{stamp} {level} {text}\n".encode(errors="backslashreplace")
-            with suppress(OSError):  # a full disk stops the run where the rows are written, not here
+            with suppress(OSError):  # a full disk is dealt with where the rows are written, not here
                 self.log_file.write(line)
         wanted = self.verbose if level in ("call", "debug") else level != "trace"
         if wanted and not self.quiet:

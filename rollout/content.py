@@ -1,12 +1,14 @@
 """What a sample asks, as 24 bytes: how samples and rows are told apart and found again without keeping their text.
 
 A key is a digest of the prompt (stripped, as the original compares them, and cleaned, as rows hold them) and a digest
-of image and working folder together. Keys live as long as the process; they are never written to a file.
+of image and working folder together. Keys live as long as the process; written down is only that of a row whose own
+question cannot be read in it any more, because something secret is masked there.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -17,6 +19,7 @@ PROMPT_BYTES = 16
 PLACE_BYTES = 8
 KEY_BYTES = PROMPT_BYTES + PLACE_BYTES
 ANYWHERE = b"\xff" * PLACE_BYTES  # the place of a row that does not say its image and cwd: any will do
+ASKED = "asked"  # the key of what a row answers, in hexadecimal digits, where the row itself does not show it
 
 
 class Keys:
@@ -50,6 +53,47 @@ def content_key(prompt: str, image: str, cwd: str) -> bytes:
 def placeless_key(prompt: str) -> bytes:
     """Return the key of a row that does not say where it ran; ``prompt`` as ``prompt_text`` gives it."""
     return _prompt_digest(prompt) + ANYWHERE
+
+
+def row_key(row: Mapping[str, Any]) -> bytes:
+    """Return the key of a row, ours or the original's. Raises ValueError with the reason when it is no row."""
+    if (asked := _key_in_hex(row.get(ASKED))) is not None:
+        return asked
+    prompt = _row_prompt(row)
+    metadata = row.get("metadata")
+    if isinstance(metadata, dict):
+        image, cwd = metadata.get("image"), metadata.get("cwd")
+        if isinstance(image, str) and isinstance(cwd, str):
+            return content_key(prompt, image, cwd)
+    return placeless_key(prompt)
+
+
+def _key_in_hex(text: Any) -> bytes | None:
+    try:
+        key = bytes.fromhex(text) if isinstance(text, str) else b""
+    except ValueError:
+        return None
+    return key if len(key) == KEY_BYTES else None
+
+
+def _row_prompt(row: Mapping[str, Any]) -> str:
+    """Return what was asked: the first human turn, else the ``prompt``, else the first message of the user."""
+    said = _first(row.get("conversations"), "from", "human", "value")
+    if said is None:
+        said = row.get("prompt")
+    if said is None:
+        said = _first(row.get("messages"), "role", "user", "content")
+    if said is None:
+        raise ValueError("a row without a prompt")
+    return prompt_text(said)
+
+
+def _first(turns: Any, key: str, wanted: str, text: str) -> Any:
+    if isinstance(turns, list):
+        for turn in turns:
+            if isinstance(turn, dict) and turn.get(key) == wanted:
+                return turn.get(text)
+    return None
 
 
 def same_content(row_key: bytes, sample_key: bytes) -> bool:

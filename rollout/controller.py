@@ -1,14 +1,18 @@
 """How much the run asks of the endpoint and of this machine: one controller for all workers. Pure: it is told the time.
 
 It is told what every request met with, and says how many rollouts may run, how many requests may be open, and how many
-may be sent a second. It starts modestly and grows fast while answers come as quickly as before. A refusal (429, or a
-server's error) shows where the limit is: from then on it stays just below and feels for more (see rollout/bound.py).
+may be sent a second. It starts modestly and grows fast, a little before the first answers have come and then while they
+come as quickly as before. A refusal (429, 503, 529) shows where the limit is: from then on it stays just below and
+feels for more (see rollout/bound.py). Errors that servers also stumble into by chance (500, 502, 504) mean the same
+when there are more than a few.
 Open requests and requests a second are bounded side by side, because an endpoint may limit either and does not say
 which; a limit of tokens shows as one of requests. What was refused though more had been taken shortly before was not
-refused for that: the bound that is nearest to the most that was ever taken is cut first, and the other one when that
-does not help. Refusals that come whatever is asked are left alone (see rollout/chance.py).
-An endpoint that takes nothing at all (what it gives a minute is used up) is tried with one request, and less and less
-often; what it took before is not forgotten. A wait that the endpoint asks for holds for all workers at once.
+refused for that: the bound that is nearest to the most that was taken of late is cut first, and the other one when that
+does not help; after a few refusals, the one that they come at the same of each time. Refusals that come whatever is
+asked are left alone (see rollout/chance.py).
+An endpoint that takes nothing at all is tried with one request, and less and less often; what it took before is not
+forgotten, and what it gives a minute is learnt (see rollout/silence.py). A wait that the endpoint asks for holds for
+all workers at once; the more it costs, the more seldom more is felt for.
 
 When answers take longer without becoming more (see rollout/saturation.py), it stops growing, and goes back to as many
 as give these answers in twice the best time. It stops, too, while this machine is short of memory
@@ -20,37 +24,45 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from statistics import median
 
-from rollout.bound import START_FACTOR, Bound
+from rollout.bound import Bound
 from rollout.chance import Chance
 from rollout.recent import LEAST_SECONDS, Recent
 from rollout.saturation import Saturation
+from rollout.silence import Sent, Silence
 
 START_REQUESTS = 8.0
 MAX_ROLLOUTS = 1024
 MAX_WAIT_SECONDS = 120.0  # of what an endpoint asks for
 _NEAR_OPEN = 0.98  # of as many open requests as were taken
 _NEAR_RATE = 0.97  # of a rate that was taken; it is seen later, and less exactly
-_PROBE_OPEN, _PROBE_RATE = 15.0, 45.0  # answers a second; see Bound.grow
+_PROBE_OPEN, _PROBE_RATE = 22.0, 40.0  # answers a second; see Bound.grow
+_SLOWEST_OPEN, _SLOWEST_RATE = 0.02, 0.1  # the same; of few answers a rate is known roughly, and may be too low
 _LEAST_RATE = 0.05  # a second; one request in twenty seconds tells that an endpoint is back
 _HEARD_SECONDS = 0.1  # after which all workers, busy ones too, send no more than the last cut allows
 _SOON_SECONDS = 1.0  # after a cut; nothing taken since then means that nothing is taken now
+_LATE = 1.2  # times the wait that was asked for: who tries again adds some
 _AGAIN_SECONDS = 2.0  # a refusal so soon after a cut means that the limit is elsewhere
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 4.0  # between two looks at an endpoint that takes nothing
 _LONG_WAIT_SECONDS = 5.0  # that an endpoint asks for tells of a rate that is used up
 _BESIDE_SECONDS = 0.5  # in which all workers have told what was open when a request was refused
-_PROBE_SECONDS = 0.3  # in which a refusal comes, if one comes
 _SAME = 0.97  # times as near to the most that was taken: no nearer than the other bound
 _FAR = 0.7  # below so much of what was taken before, a single refusal has another reason
+_MET_TIMES = 4  # refusals that are compared
+_STEADIER = 0.7  # times as far apart, or less: that is where refusals come
+_TOLD = 0.8  # times the rate that was thought to be taken; what a silence tells is as exact
 _FEW = 4  # open requests are bounded too roughly to do without a rate
 _RATE_ANSWERS = 10  # that a rate is measured by
 _MIN_RATE_SECONDS, _MAX_RATE_SECONDS = 1.0, 5.0
 _LONG_SECONDS = 15.0
+_FAILING_SECONDS = 10.0
+_TELLING_FAILURES, _STUMBLES = 3, 0.05  # in that time at least, and of what was taken; fewer are no sign of too much
+_FAR_BELOW_STUMBLES = 0.7  # times as many open requests as were taken: no limit there that there was not here
 _FIRST_SECONDS = 0.3  # of a run say little of a rate
 _SURE_ANSWERS = 6  # fewer before the first refusal say next to nothing of where the limit is
+_SLACK_SECONDS = 0.05  # answer times below are as good as none
 _STEP = 1.1  # times what was allowed by the last step; then it is looked at what that has led to
 _IN_THE_WAY = 1.3  # times the rate that is used; above it a bound spreads requests that need no spreading
 _USED = 0.85  # of a bound must be in use for it to be raised
@@ -68,13 +80,27 @@ class Seen:
     sent: int = 0
     answered: int = 0
     refused: int = 0  # answers that say: too many, or overloaded
-    refused_since: float = 0.0  # when the latest of those requests was sent (monotonic seconds)
+    too_many: int = 0  # of these, that say: too many
+    failed: int = 0  # answers that may say so: a server's error
+    refused_since: float = 0.0  # when the latest of these requests was sent (monotonic seconds)
     wait_seconds: float = 0.0  # the longest that was asked for, from now on
     seconds: Sequence[float] = ()  # of answered requests
     open_requests: int = 0  # now
     most_open: int = 0  # that were not refused
-    waiting_requests: int = 0  # now, for their turn or before another try
+    waiting_requests: int = 0  # now, for their turn
+    pausing_requests: int = 0  # now, before another try
+    sent_at: float = 0.0  # when the latest request was sent (monotonic seconds)
+    unsettled: Sequence[float] = ()  # when requests were sent that may still be refused
     sandbox_seconds: Sequence[float] = ()  # that sandboxes took to start
+
+    def by_clock_of_parent(self, ahead_seconds: float) -> Seen:
+        """Return the same, told by a worker whose clock is so far behind the one of the controller."""
+        return replace(
+            self,
+            refused_since=self.refused_since and self.refused_since + ahead_seconds,
+            sent_at=self.sent_at and self.sent_at + ahead_seconds,
+            unsettled=[at + ahead_seconds for at in self.unsettled],
+        )
 
 
 @dataclass(frozen=True)
@@ -94,10 +120,11 @@ class Pace:
     per_second: float  # sent, all workers together
     not_before: float  # monotonic seconds: nothing is sent earlier
     why: str  # what holds it, for the progress line; "" while it grows
+    is_limit: bool = False  # whether ``requests`` is what the endpoint takes, as far as it is known
 
 
 def _unbounded() -> Bound:
-    return Bound(inf, _LEAST_RATE, _NEAR_RATE, _PROBE_RATE)
+    return Bound(inf, _LEAST_RATE, _NEAR_RATE, _PROBE_RATE, _SLOWEST_RATE)
 
 
 @dataclass
@@ -107,6 +134,9 @@ class _News:
     accepted: int = 0  # sent and not refused
     answered: int = 0
     refused: int = 0  # under the bounds that hold now
+    too_many: int = 0  # of these
+    refused_since: float = -inf  # when the latest that was refused or failed was sent
+    failed: int = 0  # the same
 
 
 @dataclass
@@ -114,9 +144,11 @@ class Controller:
     """See the module. Times are monotonic seconds, the same clock for all processes of a machine."""
 
     max_rollouts: int = MAX_ROLLOUTS
-    _requests: Bound = field(default_factory=lambda: Bound(START_REQUESTS, 1.0, _NEAR_OPEN, _PROBE_OPEN))
+    _requests: Bound = field(default_factory=lambda: Bound(START_REQUESTS, 1.0, _NEAR_OPEN, _PROBE_OPEN, _SLOWEST_OPEN))
     _rate: Bound = field(default_factory=_unbounded)
     _chance: Chance = field(default_factory=Chance)
+    _failed: Recent = field(default_factory=lambda: Recent(_FAILING_SECONDS))
+    _stumbles: Chance = field(default_factory=lambda: Chance(_FAR_BELOW_STUMBLES, _SOON_SECONDS))  # failures by chance
     _doubted: tuple[Bound, Bound] | None = None  # the two, as they were before refusals were taken for chance
     _accepted: Recent = field(default_factory=lambda: Recent(_LONG_SECONDS))
     _saturation: Saturation = field(default_factory=lambda: Saturation(START_REQUESTS))
@@ -127,29 +159,33 @@ class Controller:
     _cut_at: float = -inf
     _refused_at: float = -inf  # when a bound was last cut for it
     _accepted_since_cut: int = 0
+    _held_seconds: float = 0.0  # that the endpoint asked for when it was cut: nothing was sent meanwhile
     _accepted_in_all: int = 0
-    _pause_seconds: float = 0.0  # between two looks at an endpoint that takes nothing
-    _silent_since: float = -inf  # when it last began to take nothing
-    _paused_until: float = -inf
+    _met_at: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_MET_TIMES))  # open, a second
+    _silence: Silence = field(default_factory=Silence)
+    _rated_until: float = -inf  # by what a silence has told
     _not_before: float = -inf  # as the endpoint asks
     _began_at: float = inf
     _decided_at: float = -inf
-    _ceiling: float = inf  # of open requests while ``_pause_seconds`` holds and until they are as many as before
     _busy_share: float = 1.0  # of rollouts that wait for an answer
     _why: str = ""
 
     def seen(self, worker: int, seen: Seen, now: float) -> None:
         """Take a worker's report."""
         self._open[worker] = seen
-        accepted = seen.sent - seen.refused  # less than none when refusals come late
+        accepted = seen.sent - seen.refused - seen.failed  # less than none when refusals come late
         self._news.accepted += accepted
         # What was refused of what was sent before the last cut says nothing of what was sent since.
-        self._accepted_since_cut += accepted if seen.refused_since > self._cut_at else max(accepted, 0)
+        if seen.sent_at > self._cut_at:
+            self._accepted_since_cut += accepted if seen.refused_since > self._cut_at else max(accepted, 0)
         self._news.answered += seen.answered
         self._saturation.took(seen.seconds, now)
         self._sandbox_seconds.extend(seen.sandbox_seconds)
         if seen.refused_since > self._cut_at + _HEARD_SECONDS:
             self._news.refused += seen.refused
+            self._news.refused_since = max(self._news.refused_since, seen.refused_since)
+            self._news.too_many += seen.too_many
+            self._news.failed += seen.failed
         if seen.wait_seconds:
             self._not_before = max(self._not_before, now + min(seen.wait_seconds, MAX_WAIT_SECONDS))
 
@@ -158,7 +194,7 @@ class Controller:
         self._open.pop(worker, None)
 
     def wanted(self, worker: int) -> int:
-        """Return how many requests a worker has open or waiting for their turn."""
+        """Return how many requests a worker has open or waiting for their turn; those that pause would not take it."""
         seen = self._open.get(worker, Seen())
         return seen.open_requests + seen.waiting_requests
 
@@ -168,96 +204,149 @@ class Controller:
         passed, self._decided_at = min(now - max(self._decided_at, self._began_at), 1.0), now
         news, self._news = self._news, _News()
         self._note(news, passed, now)
-        if news.refused and not self._taken_for_chance(now):
-            self._cut(now)
+        if self._is_too_much(news, now):
+            self._cut(news, now)
         else:
             self._requests.took(self._most_open(), now)
             self._rate.took(self._per_second(now), now)
             if now - self._refused_at < _BESIDE_SECONDS:  # only now all have told what was open beside the refusal
                 self._requests.at_least(sum(seen.most_open - seen.refused for seen in self._open.values()))
-            if now >= max(self._not_before, self._paused_until):
+            if now >= max(self._not_before, self._silence.until):
                 self._grow(host, passed, now)
         open_requests = sum(seen.open_requests for seen in self._open.values())
         if rollouts:
-            busy = (open_requests + sum(seen.waiting_requests for seen in self._open.values())) / rollouts
+            waiting = sum(seen.waiting_requests + seen.pausing_requests for seen in self._open.values())
+            busy = (open_requests + waiting) / rollouts
             self._busy_share += (min(busy, 1.0) - self._busy_share) * passed * 0.2
-        requests = min(self._requests.value, self._reopened(open_requests, passed, now))
-        not_before = max(self._not_before, self._paused_until)
-        return Pace(self._rollouts(rollouts, host), requests, self._rate.value, not_before, self._told(now))
+        self._take_told_rate(now)
+        sent = Sent(max((seen.sent_at for seen in self._open.values()), default=0.0), self._unsettled())
+        places = self._silence.places(open_requests, self._requests.value, passed, now, sent=sent)
+        requests = min(self._requests.value, places)
+        not_before = max(self._not_before, self._silence.until)
+        may_run, is_limit = self._rollouts(rollouts, host), self._requests.known
+        return Pace(may_run, requests, self._rate.value, not_before, self._told(now), is_limit)
 
     def _note(self, news: _News, passed: float, now: float) -> None:
         self._accepted.add(news.accepted, now)
         self._saturation.answered(news.answered, now)
         self._accepted_in_all += news.accepted
+        self._silence.took(news.accepted, now)
         self._rate.use(news.accepted, passed)
-        self._chance.saw(news.accepted, news.refused, self._accepted.per_second(_MAX_RATE_SECONDS, now), passed, now)
+        most_open = self._most_open()
+        taken = (self._accepted.per_second(_MAX_RATE_SECONDS, now), most_open)
+        self._chance.saw(news.accepted, news.refused, taken, passed, now)
+        self._failed.add(news.failed, now)
+        self._stumbles.saw(news.accepted, news.failed, (most_open,), passed, now)
 
-    def _taken_for_chance(self, now: float) -> bool:
+    def _is_too_much(self, news: _News, now: float) -> bool:
+        """Tell whether what was refused means that too much is asked; more than one trial of that would be none."""
+        if news.refused and not self._taken_for_chance(self._chance, now):
+            return True
+        if not (news.failed and self._fails_often(now)) or self._taken_for_chance(self._stumbles, now):
+            return False
+        return not self._stumbles.may_be(now)
+
+    def _fails_often(self, now: float) -> bool:
+        failed = self._failed.since(now - _FAILING_SECONDS)
+        accepted = self._accepted.since(now - _FAILING_SECONDS)
+        return failed >= _TELLING_FAILURES and failed > _STUMBLES * accepted
+
+    def _taken_for_chance(self, chance: Chance, now: float) -> bool:
         """Tell whether to leave refusals alone; begin and end the trial of that."""
-        if self._chance.is_suspected(now):
+        if chance.is_suspected(now) and not (self._chance.is_tried(now) or self._stumbles.is_tried(now)):
             self._doubted = deepcopy((self._requests, self._rate))
-            self._chance.try_(now)
+            chance.try_(now)
             self._requests.forget()
             self._rate = _unbounded()
-        elif self._chance.explains(now):
+        elif chance.explains(now):
             return True
-        elif self._doubted and self._chance.is_tried(now):
-            self._chance.fail(now)
+        elif self._doubted and chance.is_tried(now):
+            chance.fail(now)
             self._requests, self._rate = self._doubted
         else:
             return False
         self._cut_at, self._accepted_since_cut = now, 0  # what is on its way was sent under other bounds
         return True
 
-    def _cut(self, now: float) -> None:
-        soon = now - self._cut_at < _SOON_SECONDS or self._pause_seconds > 0
-        if soon and self._accepted_since_cut <= 0:
-            self._silent_since = self._silent_since if self._pause_seconds else now
-            self._pause_seconds = min(max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS), _MAX_PAUSE_SECONDS)
-            self._paused_until = now + self._pause_seconds
+    def _cut(self, news: _News, now: float) -> None:
+        soon = news.refused_since - self._cut_at < _SOON_SECONDS + _LATE * self._held_seconds or self._silence.is_met
+        if soon and self._accepted_since_cut <= sum(at > self._cut_at for at in self._unsettled()):
+            self._silence.meet(self._most_open(), self._requests.most, now, is_limit=news.too_many > 0)
             self._why = "the endpoint takes nothing now"
         else:
             requests, rate = self._blamed(now, again=now - self._cut_at < _AGAIN_SECONDS)
-            if self._has_drained(now):
-                self._requests.lower(self._ceiling)
+            if drained := self._silence.drained(self._saturation.typical_seconds, self._requests.value, now):
+                self._requests.lower(drained)
                 requests, rate = True, False
             unsure = self._accepted_in_all < _SURE_ANSWERS
+            lost = self._lost_seconds(now)
             if requests:
-                self._requests.cut(self._most_open(), now, unsure=unsure)
+                self._requests.cut(self._most_open(), now, lost_seconds=lost, unsure=unsure)
             if rate and (limit := self._limit_of_rate(now)):
-                self._rate.cut(limit, now, unsure=unsure)
-            self._pause_seconds = 0.0
+                self._rate.cut(limit, now, lost_seconds=lost, unsure=unsure)
+            self._silence.end()
             self._refused_at = now
             self._why = "the endpoint's limit"
         self._cut_at, self._accepted_since_cut = now, 0
+        self._held_seconds = max(self._not_before - now, 0.0)
+
+    def _unsettled(self) -> list[float]:
+        return [at for seen in self._open.values() for at in seen.unsettled]
+
+    def _lost_seconds(self, now: float) -> float:
+        """Return what the wait that the endpoint asks for costs: what is open goes on meanwhile."""
+        wait = max(self._not_before - now, 0.0)
+        return wait * min(wait / max(self._saturation.typical_seconds, _SLACK_SECONDS), 1.0)
+
+    def _take_told_rate(self, now: float) -> None:
+        """Ask for no more than what a silence tells, from now on."""
+        rate, seconds = self._silence.rate(now)
+        if 0 < rate < _TOLD * self._rate.value:
+            self._rate.set(rate, seconds, now)
+            self._rated_until = now + 2 * seconds
 
     def _blamed(self, now: float, *, again: bool) -> tuple[bool, bool]:
         """Say which bound a refusal is blamed on, open requests or the rate; both when neither alone was it."""
-        near_open = self._requests.nearness(
-            max(self._most_open(), sum(seen.open_requests for seen in self._open.values()))
-        )
+        most_open = self._most_open()
+        near_open = self._requests.nearness(max(most_open, sum(seen.open_requests for seen in self._open.values())))
         near_rate = self._rate.nearness(self._per_second(now))
+        few = most_open < _FEW
         if not again:
             self._requests.settle()
             self._rate.settle()
-        few = self._most_open() < _FEW
-        if not again and not few and max(near_open, near_rate) < _FAR:
-            return False, False  # unless the next one follows soon
+            if not few and max(near_open, near_rate) < _FAR:
+                return False, False  # unless the next one follows soon
+        if now < self._rated_until:
+            return False, True
         used_up = self._not_before > now + _LONG_WAIT_SECONDS
         if few or used_up or (again and self._requests.was_cut == self._rate.was_cut):
             return True, True
-        if again and (self._rate.was_cut or self._requests.has_regrown):
-            return True, False
         if again:
-            return False, True
-        if not (self._requests.known or self._rate.known):
-            return True, False  # fewer open requests are fewer a second as well
-        return near_open >= _SAME * near_rate, near_open < _SAME * near_rate
+            is_open = self._rate.was_cut or self._requests.has_regrown
+        elif self._requests.known or self._rate.known:
+            self._met_at.append((most_open, self._accepted.per_second(_SOON_SECONDS, now)))
+            is_open = self._comes_at_so_many(near_open >= _SAME * near_rate)
+        else:
+            is_open = True  # fewer open requests are fewer a second as well
+        return is_open, not is_open
+
+    def _comes_at_so_many(self, otherwise: bool) -> bool:
+        """Tell whether refusals come at so many open requests rather than at a rate; ``otherwise`` where both might be.
+
+        Where they come is the limit, and always the same; the other one is then what it happens to be.
+        """
+        if len(self._met_at) < _MET_TIMES - 1:
+            return otherwise
+        open_requests, rate = (1 - min(met) / max(*met, 1e-9) for met in zip(*self._met_at, strict=True))
+        is_clear = min(open_requests, rate) < _STEADIER * max(open_requests, rate)
+        return open_requests < rate if is_clear else otherwise
 
     def _limit_of_rate(self, now: float) -> float:
         """Return where the limit of the rate seems to be; 0 when nothing was taken that tells."""
         if self._rate.known:
-            return self._rate.measured if self._rate.is_measured(now) else self._rate.value
+            if not self._rate.is_measured(now):
+                return self._rate.value
+            return max(self._rate.measured, self._accepted.per_second(_SOON_SECONDS, now))
         first = min(max(now - self._began_at, LEAST_SECONDS) / _FIRST_SECONDS, 1.0)
         windows = (_MIN_RATE_SECONDS, _MAX_RATE_SECONDS, _LONG_SECONDS)
         measured = max(0.0, *(self._accepted.per_second(seconds, now) for seconds in windows))
@@ -269,22 +358,6 @@ class Controller:
         """Return how many requests are taken a second; the fewer they are, the longer it is measured."""
         seconds = min(max(_RATE_ANSWERS / self._rate.value, _MIN_RATE_SECONDS), _MAX_RATE_SECONDS)
         return max(self._accepted.per_second(seconds, now), 0.0)
-
-    def _reopened(self, open_requests: int, passed: float, now: float) -> float:
-        """Return how many requests may be open at an endpoint that took none a moment ago: one tells as much as all."""
-        if not self._pause_seconds:
-            return inf
-        if now < self._paused_until + _PROBE_SECONDS:
-            self._ceiling = open_requests + 1.0
-        elif self._ceiling < self._requests.value:
-            self._ceiling = (self._ceiling + 1) * START_FACTOR ** (passed / LEAST_SECONDS)
-        return self._ceiling
-
-    def _has_drained(self, now: float) -> bool:
-        """Tell whether an endpoint that took nothing takes more as soon as what was open is answered."""
-        soon = now - self._silent_since < 2 * max(self._saturation.typical_seconds, _SOON_SECONDS)
-        grows = self._pause_seconds > 0 and now >= self._paused_until + _PROBE_SECONDS
-        return soon and grows and _FEW <= self._ceiling < self._requests.value
 
     def _grow(self, host: Host, passed: float, now: float) -> None:
         if reason := self._host_problem(host) or self._saturated(passed, now):
@@ -313,7 +386,8 @@ class Controller:
             self._saturation.step(self._requests.value, most_open, now)
 
     def _is_rate_used(self, now: float) -> bool:
-        return self._accepted.per_second(_SOON_SECONDS, now) >= _USED * self._rate.value
+        used = self._per_second(now) if self._rate.is_told else self._accepted.per_second(_SOON_SECONDS, now)
+        return used >= _USED * self._rate.value
 
     def _most_open(self) -> int:
         return sum(seen.most_open for seen in self._open.values())

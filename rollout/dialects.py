@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rollout.config import RunConfig
 from rollout.keys import host_of, is_openrouter
-from rollout.messages import AssistantMessage, Message, ToolCall, ToolDefinition, UserMessage
+from rollout.messages import AssistantMessage, Message, ToolCall, ToolDefinition, ToolMessage, UserMessage
 from rollout.retry import TryError
 from rollout.texts import clean_json, clean_text, dump_json
 
@@ -25,8 +25,11 @@ _REFUSING_STATUSES = (400, 422)
 _MAX_NAME_CHARS = 64  # of a function; servers refuse a longer one
 
 # What a request can do without. "echo" are the reasoning fields of earlier answers, "formats" the keywords `pattern`
-# and `format` of tool schemas, which some grammar compilers choke on.
-Extra = Literal["max_tokens", "reasoning_effort", "reasoning", "temperature", "echo", "formats"]
+# and `format` of tool schemas, which some grammar compilers choke on; "no_tools" is a conversation with calls in it but
+# without tools, "user_after_tool" a question right behind a tool's result.
+Extra = Literal[
+    "max_tokens", "reasoning_effort", "reasoning", "temperature", "echo", "formats", "no_tools", "user_after_tool"
+]
 
 _REFUSED = re.compile(
     r"unsupported|unknown|unrecogni[sz]ed|unexpected|not (supported|permitted|allowed|recogni[sz]ed)"
@@ -36,13 +39,20 @@ _REFUSED = re.compile(
 _WRONG_VALUE = re.compile(r"(unsupported|invalid|unknown) value")
 _NAMED: dict[Extra, re.Pattern[str]] = {
     "max_tokens": re.compile(r"\bmax_tokens\b"),
-    "reasoning_effort": re.compile(r"\breasoning_effort\b"),
+    "reasoning_effort": re.compile(r"\breasoning_effort\b|support thinking"),
     "reasoning": re.compile(r"\breasoning\b"),
     "temperature": re.compile(r"\btemperature\b"),
 }
 _OF_EVERY_REQUEST = ("model", "provider", "usage")  # options that are not about how a rollout's answers are to be
-_ECHO_REFUSED = re.compile(r"reasoning_(content|details)|messages.{0,200}\breasoning\b|signature.{0,80}thinking")
+_ECHO_REFUSED = re.compile(r"reasoning_(content|details)|messages.{0,200}\breasoning\b")
+_SIGNATURE_REFUSED = re.compile(r"signature.{0,80}thinking|(thinking|reasoning|thought).{0,80}signature")
 _FORMATS_REFUSED = re.compile(r"grammar|schema.{0,200}\b(pattern|format)\b|\b(pattern|format)\b.{0,200}schema")
+_ORDER_REFUSED: dict[Extra, re.Pattern[str]] = {
+    "no_tools": re.compile(r"without .?tools|toolconfig"),
+    "user_after_tool": re.compile(r"role .?user.? after role .?tool|roles must alternate"),
+}
+_BRIDGE = b'{"role":"assistant","content":"I have the result."}'  # between a tool's result and a question
+_UNSIGNED = "unsigned"  # in what is kept with a conversation: its thoughts are refused, and only its own
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class Request:
     body: bytes
     extras: frozenset[Extra] = frozenset()
     path: str = "chat/completions"
+    first: UserMessage | None = None  # of the conversation
 
 
 class Dialect:
@@ -67,20 +78,44 @@ class Dialect:
 
     def compose(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Request:
         """Return the request that asks for the next message of a conversation."""
-        echo = "echo" not in self._refused
         options, extras = self._accepted(self._options)
-        said = _said(messages, echo=echo)
+        spoken = self._spoken(messages, extras)
+        tool_texts = self._tools(messages, tools, extras)
+        if tool_texts and not tools:
+            options["tool_choice"] = "none"
+        parts = [dump_json(options)[:-1]]
+        if tool_texts:
+            parts.append(f',"tools":[{",".join(tool_texts)}]')
+        parts.append(',"messages":[')
+        spoken = b",".join(filter(None, (self._preamble, spoken)))
+        body = b"".join(("".join(parts).encode(errors="replace"), spoken, b"]}"))
+        return Request(body, frozenset(extras), first=_first(messages))
+
+    def _spoken(self, messages: Sequence[Message], extras: set[Extra]) -> bytes:
+        """Return the messages as JSON with commas between; add what a server may refuse of them to ``extras``."""
+        first = _first(messages)
+        echo = "echo" not in self._refused and not (first and _UNSIGNED in first.sent)
+        after_tool = [type(message) for message in messages[-2:]] == [ToolMessage, UserMessage]
+        bridged = after_tool and "user_after_tool" in self._refused
+        said = _said(messages[:-1] if bridged else messages, echo=echo)
         if said.echoes:
             extras.add("echo")
-        parts = [dump_json(options)[:-1]]
+        if after_tool and not bridged:
+            extras.add("user_after_tool")
+        return b",".join((said.text, _BRIDGE, _encoded(_message(messages[-1], echo=echo)))) if bridged else said.text
+
+    def _tools(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], extras: set[Extra]) -> list[str]:
+        """Return the tools as JSON texts; where none is offered and a server minds that, those that were called."""
         if tools:
-            parts.append(f',"tools":[{",".join(map(self._tool_text, tools))}]')
             if "formats" not in self._refused:
                 extras.add("formats")
-        parts.append(',"messages":[')
-        spoken = b",".join(filter(None, (self._preamble, said.text)))
-        body = b"".join(("".join(parts).encode(errors="replace"), spoken, b"]}"))
-        return Request(body, frozenset(extras))
+            return list(map(self._tool_text, tools))
+        called = dict.fromkeys(message.name for message in messages if isinstance(message, ToolMessage))
+        if "no_tools" in self._refused:
+            return [self._tool_texts[name][1] for name in called if name in self._tool_texts]
+        if called:
+            extras.add("no_tools")
+        return []
 
     def compose_question(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Request:
         """Return the request for messages of no rollout, in OpenAI's form: nothing that flags say of one goes along.
@@ -96,7 +131,12 @@ class Dialect:
         """Take note of what a refusal names; True when the same question is worth asking again without it."""
         if error.status not in _REFUSING_STATUSES:
             return False
-        refused = request.extras & self._named_in(error.words)
+        words = error.words
+        if request.first and "echo" in request.extras and _SIGNATURE_REFUSED.search(words) and "missing" not in words:
+            request.first.sent[_UNSIGNED] = True
+            return True
+        order = request.extras & {extra for extra, pattern in _ORDER_REFUSED.items() if pattern.search(words)}
+        refused = order or request.extras & self._named_in(words)
         for extra in refused - self._refused:
             _LOG.warning("%s refuses %r: going on without it", self._host, extra)
         self._refused |= refused
@@ -105,7 +145,7 @@ class Dialect:
         return bool(refused)
 
     def _named_in(self, words: str) -> set[Extra]:
-        if _ECHO_REFUSED.search(words) and (_REFUSED.search(words) or "signature" in words):
+        if _ECHO_REFUSED.search(words) and _REFUSED.search(words):
             return {"echo"}
         if _FORMATS_REFUSED.search(words) and not _NAMED["max_tokens"].search(words):
             return {"formats"}
@@ -177,22 +217,31 @@ class Said:
 
 
 def _said(messages: Sequence[Message], *, echo: bool) -> Said:
-    first = messages[0] if messages else None
-    kept: Said | None = first.sent.get(echo) if isinstance(first, UserMessage) else None
+    first = _first(messages)
+    kept: Said | None = first.sent.get(echo) if first else None
     if not kept or kept.number > len(messages) or messages[kept.number - 1] is not kept.last:
         kept = Said(0, None, b"", echoes=False)
     news = messages[kept.number :]
     parts = [kept.text] if kept.text else []
-    echoes = kept.echoes or (echo and any(isinstance(new, AssistantMessage) and new.echo for new in news))
+    echoes = kept.echoes or (echo and any(map(_echoes, news)))
     said = Said(
         len(messages),
         messages[-1] if messages else None,
         b",".join((*parts, *(_encoded(_message(new, echo=echo)) for new in news))),
         echoes=echoes,
     )
-    if isinstance(first, UserMessage):
+    if first:
         first.sent[echo] = said
     return said
+
+
+def _first(messages: Sequence[Message]) -> UserMessage | None:
+    first = messages[0] if messages else None
+    return first if isinstance(first, UserMessage) else None
+
+
+def _echoes(message: Message) -> bool:
+    return isinstance(message, AssistantMessage) and bool(message.echo or any(call.echo for call in message.tool_calls))
 
 
 def _encoded(message: dict[str, Any]) -> bytes:
@@ -204,15 +253,16 @@ def _message(message: Message, *, echo: bool) -> dict[str, Any]:
     if isinstance(message, UserMessage):
         return {"role": "user", "content": content}
     if isinstance(message, AssistantMessage):
-        calls = {"tool_calls": [_call(call) for call in message.tool_calls]} if message.tool_calls else {}
+        calls = {"tool_calls": [_call(call, echo=echo) for call in message.tool_calls]} if message.tool_calls else {}
         return {"role": "assistant", "content": content, **(message.echo if echo else {}), **calls}
     return {"role": "tool", "tool_call_id": message.tool_call_id, "content": content}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall, *, echo: bool) -> dict[str, Any]:
     # The model's name may be no name at all; servers refuse the whole conversation then.
     name = re.sub(r"[^A-Za-z0-9_-]", "_", call.name)[:_MAX_NAME_CHARS] or "unnamed"
-    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": dump_json(call.arguments)}}
+    function = {"name": name, "arguments": dump_json(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function, **(call.echo if echo else {})}
 
 
 def _without_formats(schema: Any, *, names: bool = False) -> Any:

@@ -21,12 +21,16 @@ from rollout.replies import refusal
 from rollout.retry import Attempts, RetryPolicy, TryError, Verdict, exhausted_seconds, retry_after_seconds
 from rollout.texts import one_line
 from rollout.wall import met_with
+from rollout.waste import wasted
+from tools.own_time import own_time
 from tools.redact import redact
 
 if TYPE_CHECKING:
     from rollout.transport import Connection
 
 MAX_MESSAGE_CHARS = 500
+# A server that is overloaded may answer with these, and one that stumbles over a request now and then does.
+_MAY_BE_CHANCE = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
 AnswerT = TypeVar("AnswerT")
 
 
@@ -94,30 +98,34 @@ class Endpoint:
 
         The request is composed anew for every try. ``read`` raises TryError for what is no answer; ``learn`` tells
         whether a request that was refused will be composed otherwise, and is worth asking again at once. No wait for
-        another try is longer than ``within_seconds``: who will not wait so long is told now what went wrong. Raises
-        ModelError, ContextOverflowError and GateClosedError.
+        another try is longer than ``within_seconds``: who will not wait so long is told now what went wrong. Turns at
+        the gate are waited for beyond that. Raises ModelError, ContextOverflowError and GateClosedError.
         """
         policy = self._limits.retry
-        attempts = Attempts(replace(policy, total_seconds=min(policy.total_seconds, within_seconds)))
-        while True:
-            request = compose()
-            try:
-                answer = await self._try(request, read)
-            except TryError as error:
-                if learn(error, request):
-                    continue
-                told = self._told(error)
-                if error.verdict.overflow:
-                    raise ContextOverflowError(told) from None
-                delay = attempts.delay_after(error)
-                if delay is None:
-                    raise ModelError(error.verdict.kind, told) from None
-                self._log(f"{told}; trying again in {delay:.1f} s")
-                met_with(told)
-            else:
-                met_with("")
-                return answer
-            await self._gate.pause(delay)
+        if within_seconds < policy.total_seconds:
+            policy = replace(policy, total_seconds=within_seconds)
+        with own_time() as clock:
+            attempts = Attempts(policy, clock)
+            while True:
+                request = compose()
+                try:
+                    answer = await self._try(request, read)
+                except TryError as error:
+                    wasted(error.usage, error.cost_usd)
+                    if learn(error, request):
+                        continue
+                    told = self._told(error)
+                    if error.verdict.overflow:
+                        raise ContextOverflowError(told) from None
+                    delay = attempts.delay_after(error)
+                    if delay is None:
+                        raise ModelError(error.verdict.kind, told) from None
+                    self._log(f"{told}; trying again in {delay:.1f} s")
+                    met_with(told)
+                else:
+                    met_with("")
+                    return answer
+                await self._gate.pause(delay)
 
     async def close(self) -> None:
         """Close the connections. The next call opens new ones."""
@@ -126,11 +134,13 @@ class Endpoint:
             await connection.close()
 
     async def _try(self, request: Request, read: Callable[[bytes], AnswerT]) -> AnswerT:
-        async with self._gate.passage() as passage:
+        with await self._gate.enter() as passage:
             try:
                 answer = read(await self._post(request, passage))
             except TryError as error:
                 passage.refused = error.verdict.retry and _is_too_much(error.status)
+                passage.too_many = passage.refused and error.status == HTTPStatus.TOO_MANY_REQUESTS
+                passage.failed = error.status in _MAY_BE_CHANCE
                 raise
             passage.answered = True
             return answer
@@ -155,7 +165,7 @@ class Endpoint:
         if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
             refused = refusal(answer.status, answer.body, answer.headers.get("location", ""))
             refused.retry_after_seconds = retry_after_seconds(answer.headers, time.time())
-            if _is_too_much(answer.status):
+            if _is_too_much(answer.status) or answer.status in _MAY_BE_CHANCE:
                 passage.wait_seconds = max(passage.wait_seconds, refused.retry_after_seconds or 0.0)
             raise refused
         return answer.body
@@ -168,5 +178,6 @@ class Endpoint:
 
 
 def _is_too_much(status: int) -> bool:
-    """Tell whether an answer may mean that too much is asked: a server that is overloaded answers with any 5xx."""
-    return status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    """Tell whether an answer means that too much is asked."""
+    is_server_error = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in _MAY_BE_CHANCE
+    return status == HTTPStatus.TOO_MANY_REQUESTS or is_server_error

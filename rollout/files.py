@@ -25,11 +25,16 @@ _BUFFER_BYTES = 1 << 20
 _STEADY_BYTES = 32 << 20
 # What opening says of folders, of pipes and sockets that nobody reads, and of links that lead nowhere or must not be.
 _NO_FILE = (errno.EISDIR, errno.ENXIO, errno.ELOOP)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class RunDirError(Exception):
     """A run's folder or a file in it cannot be used; the message is one line that names it and the reason."""
+
+
+class DiskFullError(RunDirError):
+    """There is no room for it, or none that this user may have: that may change."""
 
 
 class IrregularFileError(RunDirError):
@@ -45,7 +50,8 @@ def explained(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunDirError(f"cannot {doing}: {error.strerror or error}") from error
+        kind = DiskFullError if error.errno in NO_ROOM else RunDirError
+        raise kind(f"cannot {doing}: {error.strerror or error}") from error
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:

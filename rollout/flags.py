@@ -99,6 +99,9 @@ def to_config(typed: Mapping[str, str], environ: Mapping[str, str] = os.environ)
         if not typed.get(name, "").strip():
             raise UsageError(f"--{name} is required")
     values = {name: _value(name, text) for name, text in typed.items() if name in RunConfig.model_fields}
+    for name in LISTS:
+        if values.get(name) == ():
+            raise UsageError(f"--{name}={typed[name]} names nothing; leave it out, or give names with commas between")
     if values.get("concurrency", "").lower() == "auto":
         del values["concurrency"]
     if "sandbox" not in values and environ.get("TERMINAL_ENV"):

@@ -9,19 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from typing import Self
 
 from rollout.controller import MAX_WAIT_SECONDS, Seen
-from rollout.wall import waiting_for_turn
+from rollout.wall import had_turn_at_once, waiting_for_turn
 
 _BRAKE_SECONDS = 0.1
 _FIRST_RAMP_SECONDS = 0.25  # in which the first places are taken up
 _RAMP_SECONDS = 0.2  # more places
 _SLOW_RAMP_SECONDS = 0.3  # after a refusal
+_AS_GOOD_AS_ANY = 1e3  # requests a second, of one gate
 _BURST_SECONDS = 0.02  # of the allowed rate may be saved up
+_LATE = 1.5  # times as long as refusals took of late; later than that hardly one comes
+_FORGETS = 0.9  # with each refusal: one that took long says little of the others
+_MAX_REFUSAL_SECONDS = 5.0
 _MOST_SECONDS = 256  # answer times of one report
 
 
@@ -34,9 +39,18 @@ class Passage:
     """One request, from its turn to its answer. Whoever sends it says how that was."""
 
     sent_at: float
+    left: Callable[[Passage], None]  # called at the block's end
     answered: bool = False
     refused: bool = False  # too many, or overloaded
+    too_many: bool = False  # the former, and said so
+    failed: bool = False  # which may mean the same
     wait_seconds: float = 0.0  # that was asked for, whatever the answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.left(self)
 
 
 @dataclass
@@ -50,6 +64,7 @@ class Places:
     _first: float = inf  # how many of them may be taken when the ramp begins
     _at: float = -inf  # when it begins
     _ramp_seconds: float = _RAMP_SECONDS
+    _power: int = 1  # of the share of that time: 2 begins slowly
 
     def allow(self, most: float, now: float) -> None:
         """Set how many there are; one more than there were may be taken at once."""
@@ -60,6 +75,7 @@ class Places:
                 ended = now >= self._at + self._ramp_seconds or self._first >= self._most
                 self._first = self.at(now) + 1
                 self._ramp_seconds = _RAMP_SECONDS if ended else self._ramp_seconds
+                self._power = 1
             self._at = now
         self._first = min(self._first, most)
         self._most = most
@@ -67,6 +83,7 @@ class Places:
     def refused(self, still_open: int, now: float) -> None:
         """Take none for a moment, and then slowly."""
         self._first, self._at, self._ramp_seconds = still_open + 1, now + _BRAKE_SECONDS, _SLOW_RAMP_SECONDS
+        self._power = 2
 
     def left(self, still_open: int, now: float) -> None:
         """Take note of a request that is over: what became free after a refusal is not taken up at once either."""
@@ -79,7 +96,8 @@ class Places:
             return 0
         if now >= self._at + self._ramp_seconds or self._first >= self._most or self._most == inf:
             return self._most
-        return self._first + (self._most - self._first) * (now - self._at) / self._ramp_seconds
+        share = (now - self._at) / self._ramp_seconds
+        return self._first + (self._most - self._first) * share**self._power
 
     def when(self, wanted: float) -> float:
         """Return the time from which so many may be open; infinite when never."""
@@ -87,7 +105,40 @@ class Places:
             return inf
         if wanted <= self._first or self._first >= self._most:
             return self._at
-        return self._at + (wanted - self._first) / (self._most - self._first) * self._ramp_seconds
+        share = (wanted - self._first) / (self._most - self._first)
+        return float(self._at + share ** (1 / self._power) * self._ramp_seconds)
+
+
+class Lately:
+    """Requests that were sent so lately that a refusal may still come. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        """Expect none."""
+        self._seconds = 0.0  # in which refusals come
+        self._open: deque[float] = deque()  # when they were sent
+
+    def sent(self, at: float) -> None:
+        """Take note of a request."""
+        self._open.append(at)
+        self._forget(at)
+
+    def over(self, sent_at: float) -> None:
+        """Take note that one is answered, or refused."""
+        if self._open and sent_at >= self._open[0]:
+            self._open.remove(sent_at)
+
+    def refused(self, seconds: float) -> None:
+        """Take note of how long a refusal took."""
+        self._seconds = min(max(_LATE * seconds, _FORGETS * self._seconds), _MAX_REFUSAL_SECONDS)
+
+    def unsettled(self, now: float) -> tuple[float, ...]:
+        """Return when they were sent."""
+        self._forget(now)
+        return tuple(self._open)
+
+    def _forget(self, now: float) -> None:
+        while self._open and self._open[0] < now - self._seconds:
+            self._open.popleft()
 
 
 @dataclass
@@ -96,6 +147,7 @@ class Gate:
 
     on_refusal: Callable[[], None] = lambda: None
     _places: Places = field(default_factory=Places)
+    _lately: Lately = field(default_factory=Lately)
     _per_second: float = inf
     _not_before: float = -inf
     _saved: float = 1.0  # requests that may be sent now
@@ -106,31 +158,33 @@ class Gate:
     _pausing: int = 0
     _timer: asyncio.TimerHandle | None = None
     _sent: int = 0
+    _sent_at: float = 0.0
     _answered: int = 0
     _refused: int = 0
+    _too_many: int = 0
+    _failed: int = 0
     _refused_since: float = 0.0
     _wait_seconds: float = 0.0
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SECONDS))
     _sandbox_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SECONDS))
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @asynccontextmanager
-    async def passage(self) -> AsyncIterator[Passage]:
-        """Wait for a turn, and hold it while the block sends a request and reads its answer. Raises GateClosedError."""
-        with waiting_for_turn():
-            await self._turn()
-        passage = Passage(time.monotonic())
-        try:
-            yield passage
-        finally:
-            self._note(passage, time.monotonic())
-            self._open_next()
+    async def enter(self) -> Passage:
+        """Wait for a turn; ``with`` it, send a request and read its answer. Raises GateClosedError."""
+        if not self.closed and not self._queue and self._take():
+            had_turn_at_once()
+        else:
+            with waiting_for_turn():
+                await self._turn()
+        self._sent_at = time.monotonic()
+        self._lately.sent(self._sent_at)
+        return Passage(self._sent_at, self._left)
 
     def pace(self, requests: float, per_second: float, not_before: float) -> None:
         """Set how many requests may be open, how many may be sent a second, and when the next one may be sent."""
         self._save()
         self._places.allow(requests, time.monotonic())
-        if self._per_second == inf > per_second:
+        if self._per_second > _AS_GOOD_AS_ANY >= per_second:
             self._saved = 0.0  # many gates must not send one each when all together may send next to none
         self._per_second, self._not_before = per_second, max(self._not_before, not_before)
         self._open_next()
@@ -167,15 +221,20 @@ class Gate:
             sent=self._sent,
             answered=self._answered,
             refused=self._refused,
+            too_many=self._too_many,
+            failed=self._failed,
             refused_since=self._refused_since,
             wait_seconds=self._wait_seconds,
             seconds=tuple(round(seconds, 4) for seconds in self._seconds),
             open_requests=self._open,
             most_open=self._most_open,
-            waiting_requests=len(self._queue) + self._pausing,
+            waiting_requests=len(self._queue),
+            pausing_requests=self._pausing,
+            sent_at=self._sent_at,
+            unsettled=self._lately.unsettled(time.monotonic()),
             sandbox_seconds=tuple(round(seconds, 4) for seconds in self._sandbox_seconds),
         )
-        self._sent = self._answered = self._refused = 0
+        self._sent = self._answered = self._refused = self._too_many = self._failed = 0
         self._refused_since = self._wait_seconds = 0.0
         self._most_open = self._open
         self._seconds.clear()
@@ -185,8 +244,6 @@ class Gate:
     async def _turn(self) -> None:
         if self.closed:
             raise GateClosedError
-        if not self._queue and self._take():
-            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         self._open_next()
@@ -242,8 +299,13 @@ class Gate:
             wait = max(wait, (1 - self._saved) / max(self._per_second, 1e-6))
         return max(wait, 0.001)
 
+    def _left(self, passage: Passage) -> None:
+        self._note(passage, time.monotonic())
+        self._open_next()
+
     def _note(self, passage: Passage, now: float) -> None:
         self._open -= 1
+        self._lately.over(passage.sent_at)
         self._places.left(self._open, now)
         self._wait_seconds = max(self._wait_seconds, passage.wait_seconds)
         if passage.wait_seconds:
@@ -251,10 +313,18 @@ class Gate:
         if passage.answered:
             self._answered += 1
             self._seconds.append(now - passage.sent_at)
-        if not passage.refused:
+        if passage.refused or passage.failed:
+            self._refused_since = max(self._refused_since, passage.sent_at)
+        self._too_many += passage.too_many
+        if passage.failed:
+            self._failed += 1
+        elif not passage.refused:
             self._most_open = max(self._most_open, self._open + 1)
+        if not passage.refused:
+            if self._failed == passage.failed == 1:
+                self.on_refusal()
             return
-        self._refused_since = max(self._refused_since, passage.sent_at)
+        self._lately.refused(now - passage.sent_at)
         self._places.refused(self._open, now)
         self._refused += 1
         if self._refused == 1:

@@ -24,7 +24,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from rollout.batch_files import batch_name
-from rollout.checkpoint import Past, load_past
+from rollout.checkpoint import PROBABILITIES, Past, load_past
 from rollout.config import RunConfig, is_shard, shard_samples
 from rollout.files import IrregularFileError, RunDirError, explained, open_to_read, replaced, sync_folder
 from rollout.jsonl import JsonObject
@@ -132,10 +132,32 @@ def joined_config(config: RunConfig, sources: Sequence[Source]) -> RunConfig:
             if value != found[name]:
                 told = f"{name} was {found[name]} in {had[0][0].folder} and {value} in {source.folder}"
                 raise JoinError(f"--merge: {told}; pass --{name} to join them all the same")
+    if "distribution" not in given:
+        _refuse_other_probabilities(sources)
     try:
         return RunConfig.model_validate({**found, **given})
     except ValidationError as error:
         raise JoinError(f"--merge: {sources[0].folder / CHECKPOINT} has a bad config: {error.errors()[0]}") from None
+
+
+def joined_probabilities(sources: Sequence[Source]) -> Mapping[str, float]:
+    """Return the distribution's probabilities, as those that tell them had them; {} when they differ."""
+    had = [probabilities for _, probabilities in _probabilities(sources)]
+    return had[0] if had and had.count(had[0]) == len(had) else {}
+
+
+def _probabilities(sources: Sequence[Source]) -> list[tuple[Source, Any]]:
+    told = [(source, source.past.config.get(PROBABILITIES)) for source in sources]
+    return [(source, saved) for source, saved in told if isinstance(saved, dict) and saved]
+
+
+def _refuse_other_probabilities(sources: Sequence[Source]) -> None:
+    """Raise JoinError when a distribution of the same name was not the same: a file may have been changed between."""
+    had = _probabilities(sources)
+    for source, probabilities in had:
+        if probabilities != had[0][1]:
+            told = f"the distribution's probabilities were not the same in {had[0][0].folder} and {source.folder}"
+            raise JoinError(f"--merge: {told}; pass --distribution to join them all the same")
 
 
 def check_target(run_name: str, data: Path = DATA) -> Path:

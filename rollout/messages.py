@@ -51,7 +51,7 @@ class UserMessage:
     """The prompt, or the request for a summary at the turn limit."""
 
     content: str
-    sent: dict[bool, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # see dialects.Said
+    sent: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # dialects' own notes
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from sandboxes import BACKENDS, turns
-from sandboxes.base import Backend, BoundedBackend, ImageBackend, Sandbox, SandboxSpec
+from sandboxes.base import Backend, BoundedBackend, Sandbox, SandboxSpec, has_images
 from sandboxes.places import Place, PlaceQueue
 
 
@@ -65,7 +65,7 @@ class SandboxOnDemand:
         return sandbox
 
     async def _timed(self, backend: Backend) -> Sandbox:
-        is_work_of_this_machine = not isinstance(backend, ImageBackend)
+        is_work_of_this_machine = not has_images(backend)
         async with turns.taken() if is_work_of_this_machine else nullcontext():
             began = time.monotonic()
             sandbox = await backend.open(self.spec)

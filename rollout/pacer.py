@@ -11,6 +11,7 @@ from rollout.controller import Controller, Host, Pace, Seen
 from rollout.host import look
 
 PACE_SECONDS = 0.2  # between two decisions of the controller
+_PLACES_EACH = 4  # of a worker, at least, where there are so few
 HOST_SECONDS = 1.0  # between two looks at the machine
 _MAX_PER_SECOND = 1e6  # as good as no limit, and a number in JSON
 Share = dict[str, float]  # what Gate.pace() takes
@@ -28,14 +29,25 @@ class Pacer:
     _looked_at: float = -inf
     _told: dict[int, Share] = field(default_factory=dict)
 
-    @property
-    def words(self) -> str:
-        """What is held back, and why; "" when nothing."""
-        return f"at most {self._pace.rollouts}: {self._pace.why}" if self._pace and self._pace.why else ""
+    def words(self, rollouts: int) -> str:
+        """Say what is held back while so many run, and why; "" when nothing is."""
+        if not self._pace or not self._pace.why:
+            return ""
+        bound = "on the way down to" if rollouts > self._pace.rollouts else "at most"
+        return f"{bound} {self._pace.rollouts}: {self._pace.why}"
 
     def allows(self, rollouts: int) -> bool:
         """Tell whether one more may run beside so many."""
         return self._pace is None or rollouts < self._pace.rollouts
+
+    def workers(self, most: int) -> int:
+        """Return how many workers, of so many, new rollouts should go to.
+
+        Few places are used better by few: what one leaves another takes at once, and each sees more of the limit.
+        """
+        if not self._pace or not self._pace.is_limit:
+            return most
+        return max(min(ceil(self._pace.requests / _PLACES_EACH), most), 1)
 
     def seen(self, worker: int, seen: Seen) -> None:
         """Take a worker's report."""
@@ -46,6 +58,11 @@ class Pacer:
     def told(self, worker: int, host: Host) -> None:
         """Take what a worker says of the machine it runs on."""
         self._hosts[worker] = host
+
+    def spoke(self, worker: int) -> None:
+        """Tell a worker everything again: from now on it is known by which clock it takes it."""
+        self._told.pop(worker, None)
+        self._paced_at = -inf
 
     def gone(self, worker: int) -> None:
         """Forget a worker."""
@@ -67,13 +84,17 @@ class Pacer:
         pace = self._pace = self.controller.decide(running, self._host, now)
         busy = {worker: count for worker, count in rollouts.items() if count}
         places = round(pace.requests)
+        given = dict(zip(busy, divided(places, list(self._wanted(places, busy).values())), strict=True))
+        senders = given if 0 < places < len(busy) else busy  # where some have no place, the rate is the others' alone
         shares = {
             worker: {
-                "requests": places,
-                "per_second": min(pace.per_second * busy[worker] / running, _MAX_PER_SECOND),
+                "requests": given[worker],
+                "per_second": min(pace.per_second * senders[worker] / sum(senders.values()), _MAX_PER_SECOND)
+                if senders[worker]
+                else 0.0,
                 "not_before": max(pace.not_before, 0.0),
             }
-            for worker, places in zip(busy, divided(places, list(self._wanted(places, busy).values())), strict=True)
+            for worker in busy
         }
         changed = {worker: share for worker, share in shares.items() if self._told.get(worker) != share}
         self._told |= changed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -37,7 +37,7 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ, secrets: Iterable[str] = ()) -> Plan:
+def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
     """Check the run. Raises PreflightError, DatasetError, DistributionError, ExtrasError."""
     _check_executor(config)
     limits = tool_limits(environ)
@@ -56,7 +56,7 @@ def prepare(config: RunConfig, environ: Mapping[str, str] = os.environ, secrets:
     lacking = [tool.name for tool in usable if tool.name in tools_missing]
     warnings += [f"tool {name} is not available: {tools_missing[name]}" for name in lacking]
     with ExitStack() as on_error:
-        dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples, secrets))
+        dataset = on_error.enter_context(Dataset.open(config.dataset_file, config.max_samples))
         if not config.samples_of(len(dataset)):
             raise PreflightError(f"--shard={config.shard}: {dataset.path} has only {len(dataset)} samples")
         sandbox, image_sandbox, warning = _choose_sandboxes(config, dataset)

@@ -18,12 +18,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import IO
 
 from rollout.preflight import PreflightError
-from rollout.secrecy import without_secrets
-from rollout.spawner import WORKER_EXIT_SECONDS
+from rollout.secrecy import for_workers
+from rollout.spawner import control_sockets, released_until, see_end
 
 JOIN_SECONDS = 30  # that a cluster gets to answer
 BEGIN_SECONDS = 90  # that a Ray instance of our own gets to start
@@ -36,15 +37,17 @@ class RaySpawner:
 
     control: socket.socket
     process: subprocess.Popen[bytes]
+    _deadline: float = inf
 
     @classmethod
     def start(cls, address: str, num_workers: int, log_file: IO[bytes] | int = subprocess.DEVNULL) -> RaySpawner:
         """Start the process, which joins the cluster while the parent goes on; "" is an instance of its own."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = control_sockets()
         code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from rollout.ray_driver import main; main()"
         seconds = JOIN_SECONDS if address else BEGIN_SECONDS
         words = [str(theirs.fileno()), str(num_workers), str(seconds), address]
-        with theirs:
+        with theirs, ExitStack() as on_error:
+            on_error.callback(ours.close)
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code, *words],  # -P: a folder named ray where the user stands is not Ray
                 pass_fds=(theirs.fileno(),),
@@ -54,6 +57,7 @@ class RaySpawner:
                 env=_environment(address),
                 start_new_session=True,  # Ctrl-C at a terminal reaches the parent alone
             )
+            on_error.pop_all()
         return cls(ours, process)
 
     def answer(self) -> dict[str, str | list[str]]:
@@ -78,21 +82,22 @@ class RaySpawner:
         return self.control.fileno()
 
     def spawn(self, number: int, worker_socket: socket.socket) -> None:
-        """Ask for a worker on this socket. Raises OSError when the child is gone."""
+        """Ask for a worker on this socket. Raises OSError when the child is gone, or too much is asked of it."""
         socket.send_fds(self.control, [str(number).encode()], [worker_socket.fileno()])
 
     def kill(self, _pid: int) -> bool:
         """Do nothing: the child has Ray kill the worker that does not end when its socket is closed."""
         return True
 
-    def close(self) -> None:
-        """End the child and, with it, all of the run's processes on the cluster, and the instance that is its own."""
+    def release(self) -> None:
+        """Let the child end and, with it, all its processes on the cluster, and the instance that is its own."""
         self.control.close()
-        try:
-            self.process.wait(timeout=WORKER_EXIT_SECONDS + 1)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self._deadline = min(self._deadline, released_until())
+
+    def close(self) -> None:
+        """Release the child and see its end."""
+        self.release()
+        see_end(self.process, self._deadline)
         if self.process.stdout:
             self.process.stdout.close()
 
@@ -151,4 +156,4 @@ def _environment(address: str) -> dict[str, str]:
     own = {"RAY_USAGE_STATS_ENABLED": "0"}
     if not address:  # nobody else is to use it
         own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return {**without_secrets(os.environ), **told, **own}
+    return {**for_workers(os.environ), **told, **own}

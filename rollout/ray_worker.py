@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rollout.leftovers import sweep
-from rollout.secrecy import secret_names, wipe_proc
+from rollout.secrecy import for_workers, wipe_proc
 from rollout.spawner import allow_open_files
 from rollout.worker import main as worker_main
 from sandboxes import max_sandboxes, places
@@ -41,7 +41,7 @@ def keep_alive(connection: socket.socket) -> None:
 def run(host: str, port: int, token: bytes, share: int) -> None:
     """Be a worker, one of up to ``share`` on this machine. Raises OSError when the driver does not listen."""
     wipe_proc()
-    for name in secret_names(os.environ):
+    for name in os.environ.keys() - for_workers(os.environ).keys():
         del os.environ[name]
     allow_open_files()
     connection = socket.create_connection((host, port), timeout=CONNECT_SECONDS)

@@ -22,7 +22,13 @@ _MAX_WORDS_READ = 4000
 _MAX_REASONING_ITEMS = 64  # more of them are the chunks of one text
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details")
 _MESSAGE_FIELDS = {"content", "tool_calls", "function_call", "refusal", *_REASONING_FIELDS}
-_FINISH_REASONS = {"max_tokens": "length", "model_length": "length", "safety": "content_filter"}
+_CALL_ECHO = "extra_content"  # of a call: Gemini's thought signature, without which it takes no further request
+_FINISH_REASONS = {"max_tokens": "length", "model_length": "length"}
+# Gemini's, as such or behind "content_filter: ", in the words of its API reference (FinishReason).
+_FILTERED = re.compile("content_filter.*|safety|recitation|blocklist|prohibited_content|spii", re.DOTALL)
+_BAD_CALL = re.compile("(function_call_filter.*)?malformed_function_call", re.DOTALL)
+_BROKEN_OFF = ("error", "abort", "insufficient_system_resource")  # vLLM's and DeepSeek's words for: no whole answer
+_MARKS = re.compile(r'\\.|["{}\[\]]', re.DOTALL)  # of JSON: what is escaped, and what opens or closes something
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 JsonObject = dict[str, Any]
@@ -44,17 +50,15 @@ def read_reply(body: bytes) -> Reply:
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
-        raise _no_answer("an answer without choices")
-    if choice.get("error") or choice.get("finish_reason") == "error":
-        raise _error_object(choice.get("error") or {"message": 'finish_reason "error"'})
+        raise _paid(_no_answer("an answer without choices"), answer)
+    reason = _finish_reason(choice)
+    if choice.get("error") or reason in _BROKEN_OFF:
+        raise _paid(_error_object(choice.get("error") or {"message": f'finish_reason "{reason}"'}), answer)
     message = choice.get("message")
     if not isinstance(message, dict) or not _MESSAGE_FIELDS & message.keys():
-        raise _no_answer("an answer without a message")
-    reported = answer.get("usage")
-    reported = reported if isinstance(reported, dict) else {}
-    return Reply(
-        _message(message), _finish_reason(choice), _usage(reported), _number(reported.get("cost"), MAX_ANSWER_USD)
-    )
+        raise _paid(_no_answer("an answer without a message"), answer)
+    said = AssistantMessage("") if _BAD_CALL.fullmatch(reason) else _message(message)
+    return Reply(said, reason, *spent_on(answer))
 
 
 def read_object(body: bytes) -> JsonObject:
@@ -67,7 +71,7 @@ def read_object(body: bytes) -> JsonObject:
     if not isinstance(answer, dict):
         raise _no_answer(f"no JSON object: {one_line(text, 80)}")
     if answer.get("error"):
-        raise _error_object(answer["error"])
+        raise _paid(_error_object(answer["error"]), answer)
     return answer
 
 
@@ -105,6 +109,12 @@ def _no_answer(what: str) -> TryError:
     return TryError(Verdict("bad_response", retry=True), f"HTTP 200, but {what}", status=200)
 
 
+def _paid(error: TryError, answer: JsonObject) -> TryError:
+    """Return the error with what the answer says that it cost."""
+    error.usage, error.cost_usd = spent_on(answer)
+    return error
+
+
 def _words(error: Any) -> str:
     """Return all an error object says, the sentence first; gateways keep their provider's words in ``metadata.raw``."""
     if isinstance(error, str):
@@ -129,8 +139,14 @@ def _message(message: JsonObject) -> AssistantMessage:
         content=content,
         reasoning=_reasoning(message, thoughts),
         tool_calls=_tool_calls(message),
-        echo={key: message[key] for key in _REASONING_FIELDS if message.get(key)},
+        echo=_echo(message),
     )
+
+
+def _echo(message: JsonObject) -> JsonObject:
+    """Return the reasoning fields; DeepSeek and Kimi want theirs back although there may be nothing in it."""
+    fields = {key: message[key] for key in _REASONING_FIELDS if message.get(key)}
+    return fields or {key: "" for key in ("reasoning_content",) if message.get(key) == ""}
 
 
 def _content(content: Any) -> tuple[str, list[str]]:
@@ -189,6 +205,7 @@ def _tool_call(entry: JsonObject) -> ToolCall:
         name=name if isinstance(name, str) else "",
         arguments=arguments,
         problem=problem,
+        echo={_CALL_ECHO: entry[_CALL_ECHO]} if entry.get(_CALL_ECHO) else {},
     )
 
 
@@ -198,7 +215,7 @@ def read_arguments(raw: Any) -> tuple[JsonObject, str]:
         try:
             value = parse_json(raw, strict_numbers=True)
         except ValueError as error:
-            cut = isinstance(error, JSONDecodeError) and not raw.rstrip().endswith(("}", "]"))
+            cut = isinstance(error, JSONDecodeError) and _is_open(raw)
             return {"_raw": raw}, CUT if cut else f"no valid JSON ({error})"
     else:
         value = None if isinstance(raw, str) else raw
@@ -209,10 +226,33 @@ def read_arguments(raw: Any) -> tuple[JsonObject, str]:
     return {"_raw": raw if isinstance(raw, str) else dump_json(raw)}, "not a JSON object"
 
 
+def _is_open(text: str) -> bool:
+    """Tell whether a text ends inside a JSON object, so that more of it was to come."""
+    text = text.strip()
+    if not text.startswith("{") or text.endswith(("}", "]")):
+        return False
+    depth, quoted = 0, False
+    for mark in _MARKS.findall(text):
+        if mark == '"':
+            quoted = not quoted
+        elif len(mark) == 1 and not quoted:
+            depth += 1 if mark in "{[" else -1
+            if depth == 0:  # what follows is no part of it
+                return False
+    return True
+
+
 def _finish_reason(choice: JsonObject) -> str:
     reason = choice.get("finish_reason")
-    reason = reason.lower() if isinstance(reason, str) else ""
-    return _FINISH_REASONS.get(reason, reason)
+    reason = reason.strip().lower() if isinstance(reason, str) else ""
+    return "content_filter" if _FILTERED.fullmatch(reason) else _FINISH_REASONS.get(reason, reason)
+
+
+def spent_on(answer: JsonObject) -> tuple[Usage, float]:
+    """Return what an answer says that it took and cost in USD; nothing where it says nothing that can be true."""
+    reported = answer.get("usage")
+    reported = reported if isinstance(reported, dict) else {}
+    return _usage(reported), _number(reported.get("cost"), MAX_ANSWER_USD)
 
 
 def _usage(usage: JsonObject) -> Usage:
@@ -227,14 +267,14 @@ def _usage(usage: JsonObject) -> Usage:
     )
 
 
-def _count(*values: Any) -> int:
-    """Return the first of the values that is a number above 0, as a count of tokens; else 0."""
-    return next((int(number) for value in values if (number := _number(value, MAX_ANSWER_TOKENS)) >= 1), 0)
+def _count(value: Any, otherwise: Any) -> int:
+    """Return the first of the two that is a number above 0, as a count of tokens; else 0."""
+    return int(_number(value, MAX_ANSWER_TOKENS)) or int(_number(otherwise, MAX_ANSWER_TOKENS))
 
 
 def _number(value: Any, most: float = MAX_AMOUNT) -> float:
     """Return a number that came as a number or as text; 0.0 for anything else, for what no endpoint means (amounts)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    if value is None or isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return 0.0
     try:
         return amount(float(value), most)

@@ -123,9 +123,9 @@ def _model(statistics: RunStatistics) -> Iterator[str]:
     )
     yield f"Cost: ${statistics.cost_usd:,.4f} as told by the endpoint, {_number(statistics.api_calls)} requests"
     if statistics.rollout_seconds:
-        median, p95 = statistics.seconds_quantile(0.5), statistics.seconds_quantile(0.95)
+        median, p95 = _duration(statistics.median_seconds()), _duration(statistics.p95_seconds())
         yield (
-            f"Rollouts: {_duration(median)} median, {_duration(p95)} at the 95th percentile; "
+            f"Rollouts: {median} median, {p95} at the 95th percentile; "
             f"turns: {statistics.median_turns():g} median, {_number(statistics.turns)} in all"
         )
 

@@ -15,7 +15,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
-from rollout.messages import FailureKind
+from rollout.messages import FailureKind, Usage
 
 # Not the module's own dice: forked workers would all inherit the same and come back in step.
 _DICE = random.SystemRandom()
@@ -26,7 +26,7 @@ class RetryPolicy:
     """Bounds of the tries of one request. The defaults outlast an outage of two minutes."""
 
     max_tries: int = 20  # the first one included
-    total_seconds: float = 300.0  # no try starts later than this after the first failure
+    total_seconds: float = 300.0  # no try is due later than this after the first failure, by the clock of OwnTime
     first_delay_seconds: float = 1.0  # doubled after each try; half to all of it is waited
     max_delay_seconds: float = 30.0
     max_retry_after_seconds: float = 120.0  # a server that asks for a longer wait gets this one
@@ -50,6 +50,8 @@ class TryError(Exception):
         self.status = status  # 0 when no answer came
         self.words = words  # all the endpoint said, in lower case
         self.retry_after_seconds: float | None = None
+        self.usage = Usage()  # of an answer that could not be read, and is paid for all the same
+        self.cost_usd = 0.0
 
 
 _LEFT = re.compile(r"(?:x-)?ratelimit-remaining(-requests|-tokens)?", re.IGNORECASE)
@@ -164,6 +166,9 @@ _OVERFLOW_WORDS = _any(
     r"reduce the length",
     r"input token count",
     r"too many (input |prompt |total )?tokens",
+    r"exceeded model token limit",
+    r"longer than the maximum model length",
+    r"`?inputs`? (tokens \+ `?max_new_tokens`? must be|must have less than)",
 )
 _CONTEXT_WORDS = _any(
     r"context", r"tokens?\b", r"(?<!content.)length", r"(prompt|input|conversation|messages?) .{0,8}long"
@@ -173,11 +178,15 @@ _BILLING_WORDS = _any(
     r"(credit balance|out of credit|more credits|payment required|billing|arrears)",
     r"(spending|key|hard) limit (exceeded|reached)",
     r"exceeded your current quota",
+    r"specified api usage limits",
+    r"budget has been exceeded",
+    r"account.{0,80}suspended",
 )
 # What will pass by itself: a limit by the minute or the day, told with the words of a bill.
 _PASSING_LIMIT_WORDS = _any(
     r"(usage|rate|request|token).{0,5}limit.{0,200}(try again|retry|resets?\b|\bwait\b|per (minute|hour|day))",
     r"quota.{0,200}(try again|retry (in|after)|resets?\b|\bwait\b|per (minute|hour|day))",
+    r"too many tokens, please wait",
 )
 _RATE_WORDS = _any(r"rate.?limit", r"too many requests", r"overloaded", r"at capacity")
 _BLOCKED_WORDS = _any(
@@ -189,6 +198,7 @@ _BLOCKED_WORDS = _any(
     r"responsible.?ai",
     r"data_inspection_failed",
     r"inappropriate content",
+    r"content exists risk",
 )
 _MODEL_WORDS = _any(
     r"model_not_found",
@@ -220,10 +230,11 @@ _SERVER_RULES: _Rules = ((_OVERFLOW_WORDS, _OVERFLOW),)
 _BY_WORDS_FIRST: Mapping[int, _Rules] = {
     0: _NO_STATUS_RULES,
     200: _NO_STATUS_RULES,
-    400: _BAD_REQUEST_RULES,
+    400: ((_any(r"too many tokens, please wait"), _RATE_LIMIT), *_BAD_REQUEST_RULES),
     402: ((_PASSING_LIMIT_WORDS, _RATE_LIMIT),),
     403: ((_BLOCKED_WORDS, _BLOCKED), (_BILLING_WORDS, _BILLING)),
     404: ((_BILLING_WORDS, _BILLING),),
+    412: ((_BILLING_WORDS, _BILLING),),
     413: ((_CONTEXT_WORDS, _OVERFLOW),),  # else it is a proxy that minds the bytes
     422: _BAD_REQUEST_RULES,
     429: (

@@ -9,10 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import get_args
 
 from rollout.budget import row_spending
-from rollout.content import Keys, content_key, placeless_key, prompt_text
+from rollout.content import Keys, row_key
 from rollout.jsonl import JsonObject, Problems
 from rollout.row_types import wrong_field
 from rollout.rows import Outcome, outcome
@@ -56,7 +56,7 @@ class RowIndex:
         """Add a row at (batch, offset, length). Raises ValueError with the reason when it is no row."""
         if wrong := wrong_field(row):
             raise ValueError(f'"{wrong}" is not what it is in a row of this program')
-        key = _row_key(row)
+        key = row_key(row)
         index = row.get("prompt_index")
         batch, offset, length = place
         self.batches.append(batch)
@@ -83,33 +83,3 @@ class RowIndex:
         self.problems.extend(later.problems)
         self.cost_usd += later.cost_usd
         self.tokens += later.tokens
-
-
-def _row_key(row: JsonObject) -> bytes:
-    prompt = _row_prompt(row)
-    metadata = row.get("metadata")
-    if isinstance(metadata, dict):
-        image, cwd = metadata.get("image"), metadata.get("cwd")
-        if isinstance(image, str) and isinstance(cwd, str):
-            return content_key(prompt, image, cwd)
-    return placeless_key(prompt)
-
-
-def _row_prompt(row: JsonObject) -> str:
-    """Return what was asked: the first human turn, else the ``prompt``, else the first message of the user."""
-    said = _first(row.get("conversations"), "from", "human", "value")
-    if said is None:
-        said = row.get("prompt")
-    if said is None:
-        said = _first(row.get("messages"), "role", "user", "content")
-    if said is None:
-        raise ValueError("a row without a prompt")
-    return prompt_text(said)
-
-
-def _first(turns: Any, key: str, wanted: str, text: str) -> Any:
-    if isinstance(turns, list):
-        for turn in turns:
-            if isinstance(turn, dict) and turn.get(key) == wanted:
-                return turn.get(text)
-    return None

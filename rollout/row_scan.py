@@ -96,7 +96,8 @@ def _scan_batch(folder: Path, batch_num: int, rows: RowIndex) -> None:
             try:
                 rows.add((batch_num, offset, len(line.rstrip())), parse_object(line))
             except ValueError as error:
-                what = f"{error}; ignored" if line.endswith(b"\n") else "cut in the middle; its sample runs again"
+                cut = "cut in the middle; its sample runs again, unless it has another row"
+                what = f"{error}; ignored" if line.endswith(b"\n") else cut
                 rows.problems.add(f"{path}:{number}: {what}")
 
 

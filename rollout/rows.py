@@ -3,7 +3,9 @@
 Owns the row's keys and types: every row of a rollout that gave a result has all of ``KEYS``, always of the same types,
 which is what lets Arrow take any file of them. A failed row has the same keys, with what was spent and said before the
 failure, and ``failed``, ``error`` {kind, message} and ``prompt`` on top; a discarded row is a whole row with
-``discarded``. Rows of the original runner, which have fewer keys, can be read here too. Pure: no file is touched.
+``discarded``; a row in whose question something secret is masked also has ``asked``, which tells what it answers
+(rollout/content.py). Rows of the original runner, which have fewer keys, can be read here too. Pure: no file is
+touched.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from datetime import datetime
 from math import isfinite
 from typing import Any, Literal, Protocol
 
+from rollout.content import ASKED, row_key
 from rollout.messages import AssistantMessage, Failure, Message, ToolDefinition, ToolMessage, Usage
 from rollout.samples import Sample
+from rollout.secrecy import hold_any, masked
 from rollout.texts import clean_text
 from rollout.trajectory import answers_in_text, conversations, json_text, parse_container, saved_calls
 from toolsets import KNOWN_TOOLS
@@ -141,14 +145,34 @@ def summary(row: Row) -> dict[str, Any]:
         "stop_reason": row["metadata"]["stop_reason"],
         "error_kind": error.get("kind", ""),
         "error_message": error.get("message", ""),
+        "calls_as_text": _calls_as_text(row),
         "cost_usd": row["metadata"]["cost_usd"],
         **row["metadata"]["usage"],
     }
 
 
+def _calls_as_text(row: Row) -> bool:
+    """Tell a rollout that ended with calls in its text: its server has no parser for them, and nothing ran them."""
+    last = row["conversations"][-1] if row["conversations"] else {}
+    if last.get("from") != "gpt" or last["tool_calls"]:
+        return False
+    return "<\\tool_call>\n{" in last["value"].partition("</think>")[2]
+
+
 def encode_row(row: Row) -> bytes:
     """Return the row as one line of UTF-8, newline included; text that is no valid Unicode is replaced."""
     return (json_text(row).translate(_LINE_ENDS) + "\n").encode()
+
+
+def encode_row_without(secrets: Collection[str], row: Row) -> bytes:
+    """Return the row as ``encode_row`` does, with these texts masked in it, whoever said them."""
+    line = encode_row(row)
+    if not hold_any(line, secrets):
+        return line
+    shown = masked(row, secrets)
+    if row_key(shown) != (asked := row_key(row)):
+        shown[ASKED] = asked.hex()
+    return encode_row(shown)
 
 
 def outcome(row: Mapping[str, Any]) -> Outcome:

@@ -124,11 +124,14 @@ class RunDir:
         return self.path / LOG
 
     def append(self, batch_num: int, line: bytes) -> None:
-        """Write one row, with or without its newline; it is durable after ``sync``. Raises RunDirError."""
+        """Take one row, with or without its newline; it is written and durable after ``sync``."""
         self._writer.append(batch_num, line)
 
     def sync(self) -> None:
-        """Make all appended rows durable: once for all that arrived together. Raises RunDirError."""
+        """Make all appended rows durable: once for all that arrived together.
+
+        Raises RunDirError when that fails for some, after trying all; after a DiskFullError it may be called again.
+        """
         self._writer.sync()
 
     def finish_batch(self, batch_num: int) -> None:
@@ -158,8 +161,10 @@ class RunDir:
             return False
         started = time.monotonic()
         self.sync()
-        self.write_json(CHECKPOINT, checkpoint.to_json())
-        checkpoint.spent(time.monotonic() - started)
+        try:
+            self.write_json(CHECKPOINT, checkpoint.to_json())
+        finally:
+            checkpoint.spent(time.monotonic() - started)
         return True
 
     def merge(self, rows: RowIndex, match: Match, rules: MergeRules) -> MergeReport:

@@ -55,15 +55,21 @@ class RunLock:
 
     @staticmethod
     def held(folder: Path) -> bool:
-        """Tell whether a process holds the kernel's lock, without touching anything. Raises IrregularFileError."""
+        """Tell whether a process is known to hold the kernel's lock, without touching anything.
+
+        Where that cannot be known, ``acquire`` decides. Raises IrregularFileError.
+        """
         try:
             handle = open_regular(folder / _LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             return False
         try:
-            _lock_works(handle)
+            # A shared lock: an exclusive one takes a descriptor that may write, on NFS.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:
+            return False
         finally:
             os.close(handle)
         return False

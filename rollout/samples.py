@@ -11,7 +11,6 @@ import json
 import os
 import stat
 from array import array
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -22,7 +21,6 @@ from typing import Any, Self
 
 from rollout.content import Keys, content_key, prompt_text
 from rollout.jsonl import JsonObject, Problems, parse_object, read_lines
-from rollout.secrecy import MASK
 from rollout.texts import clean_text, one_line
 from rollout.trajectory import json_text
 
@@ -54,20 +52,19 @@ class Dataset:
     path: Path
     sha256: str = ""  # of the file's bytes, lines past max_samples included
     first_image_index: int | None = None  # the first sample that names an image; None when none does
-    keys: Keys = field(default_factory=Keys)  # what each sample asks, see rollout.content; as rows show it
-    secrets: tuple[str, ...] = ()  # masked in rows, and so in the keys
+    keys: Keys = field(default_factory=Keys)  # what each sample asks, see rollout.content
     _file: io.FileIO = field(init=False, repr=False)
     _starts: array[int] = field(default_factory=lambda: array("Q"), repr=False)
     _end: int = 0
     _problems: Problems = field(default_factory=Problems, repr=False)
 
     @classmethod
-    def open(cls, path: Path, max_samples: int | None = None, secrets: Iterable[str] = ()) -> Dataset:
+    def open(cls, path: Path, max_samples: int | None = None) -> Dataset:
         """Check the whole file and return it; with ``max_samples``, only up to the line of the last sample.
 
         Raises DatasetError when it cannot be read, or when no line of it is usable.
         """
-        dataset = cls(path, secrets=tuple(secrets))
+        dataset = cls(path)
         with ExitStack() as on_error:
             dataset._file = on_error.enter_context(_open_regular(path))
             dataset._read_through(max_samples)
@@ -101,7 +98,7 @@ class Dataset:
             sample = _sample(index, parse_object(line))
         except ValueError:
             sample = None
-        if sample is None or self._key(sample.prompt, sample.image, sample.cwd) != self.keys[index]:
+        if sample is None or content_key(sample.prompt, sample.image, sample.cwd) != self.keys[index]:
             raise DatasetError(f"{self.path} was changed while the run was reading it (sample {index} is another now)")
         return sample
 
@@ -143,14 +140,7 @@ class Dataset:
             self.first_image_index = len(self)
         self._starts.append(start)
         self._end = start + len(line)
-        self.keys.append(self._key(prompt, image, cwd))
-
-    def _key(self, *asked: str) -> bytes:
-        """Return the key of a row that answers this: where a secret stands in it, the row does not show it."""
-        for secret in self.secrets:
-            asked = tuple(text.replace(secret, MASK.decode()) for text in asked)
-        prompt, image, cwd = asked
-        return content_key(prompt, image, cwd)
+        self.keys.append(content_key(prompt, image, cwd))
 
     def _reasons(self) -> str:
         if not self._problems.count:

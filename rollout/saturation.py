@@ -24,6 +24,8 @@ _WORTH = 1.1  # times as many answers as before a step of growth
 _FEWER = 0.8  # times as many as before less was asked because they took long: that was no saturation
 _RATE_SECONDS = 2.0  # over which answers a second are counted
 _MIN_STEP_SECONDS = 0.5
+_UNTOLD_STEP_SECONDS = 0.5  # where answers take longer, steps come nevertheless,
+_UNTOLD = 4.0  # until so many times as many may be open as answers have told of
 _PART = 0.25  # of what was open before a step, answered since, tells what it has led to
 
 
@@ -44,6 +46,8 @@ class Saturation:
     def __init__(self, allowed: float) -> None:
         """So many requests may be open at first."""
         self._step = _Step(allowed=allowed)
+        self._began_at = inf
+        self._told = allowed  # open, that answers have told of
         self._answered = Recent(_RATE_SECONDS)
         self._seconds: deque[float] = deque(maxlen=_MOST_TIMES)
         self._seconds_since: deque[float] = deque(maxlen=_MOST_TIMES)  # of what was sent since the last step
@@ -77,17 +81,26 @@ class Saturation:
     def step(self, allowed: float, most_open: int, now: float, *, is_back: bool = False) -> None:
         """Take note that so many may be open from now on; at most so many were."""
         self._step = _Step(now, allowed, most_open, self._per_second(now), is_back=is_back)
+        self._told = min(self._told, allowed) if is_back else self._told
         self._seconds_since.clear()
 
     def may_step(self, most_open: int, now: float) -> bool:
-        """Tell whether the last step was worth it: what was sent since is answered as quickly, or more of it is."""
+        """Tell whether the last step was worth it: what was sent since is answered as quickly, or more of it is.
+
+        Before any of that is answered, tell whether it is time for one that goes not far beyond what was.
+        """
+        self._began_at = min(self._began_at, now)
         told = len(self._seconds_since) >= min(self._step.most_open * _PART, _MOST_TIMES)
-        if not told or now < self._step.at + _MIN_STEP_SECONDS:
+        if not told:
+            is_time = now >= max(self._step.at, self._began_at) + _UNTOLD_STEP_SECONDS
+            return is_time and self.hardly_slower and self._step.allowed < _UNTOLD * self._told
+        if now < self._step.at + _MIN_STEP_SECONDS:
             return False
         quick = median(self._seconds_since or [0.0]) <= _HARDLY_SLOWER * self._best_seconds
         if not quick and self._per_second(now) <= _WORTH * self._step.per_second:
             return False
         self._note_best(most_open)
+        self._told = self._step.allowed
         return True
 
     def is_met(self, most_open: int, passed: float, now: float) -> bool:

@@ -32,7 +32,7 @@ from rollout.rows import Row, RowFacts, build_row, discarded_row, summary
 from rollout.samples import Sample
 from rollout.wall import OvertimeError, wall_time
 from sandboxes import BACKENDS
-from sandboxes.base import ImageBackend, SandboxError, SandboxSpec
+from sandboxes.base import SandboxError, SandboxSpec, has_images
 from sandboxes.places import PlaceQueue
 from tools.base import ToolContext, ToolLimits
 from tools.services import Services
@@ -174,13 +174,13 @@ class Session:
         this machine's work when the requests of all rollouts are on their way.
         """
         backend = BACKENDS[self.kind]
-        if isinstance(backend, ImageBackend):
+        if has_images(backend):
             try:
                 await backend.ensure_image(self.sample.image, partial(self.stage.log, "info"))
             except SandboxError as error:
                 return self.agent.failed(Failure(error.kind, str(error)))
         if self.toolbox.needs_sandbox:
-            self.sandbox.begin_later(0 if isinstance(backend, ImageBackend) else THINKING_SECONDS)
+            self.sandbox.begin_later(0 if has_images(backend) else THINKING_SECONDS)
         return await self.agent.run()
 
     def _log_call(self, text: str) -> None:
@@ -228,8 +228,8 @@ class Session:
 
     @property
     def asked(self) -> bool:
-        """Whether any request was answered: else the rollout may as well not have begun."""
-        return bool(self.agent.api_calls)
+        """Whether any request was answered, or paid for: else the rollout may as well not have begun."""
+        return bool(self.agent.api_calls) or self.spent != Spending()
 
     def summary(self, row: Row) -> dict[str, Any]:
         """Return what the parent shows and counts of the row, so that it need not parse it."""

@@ -29,13 +29,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import IO, Protocol, TypeAlias
 
-from rollout.secrecy import without_secrets
+from rollout.secrecy import for_workers, wipe_proc
 
 WORKER_EXIT_SECONDS = 3.5  # what workers get to close their sandboxes once the parent has let go of them
 _ROOT = Path(__file__).resolve().parent.parent
@@ -50,14 +51,17 @@ _OPEN_FILES = 16_384  # a rollout that is busy has about seven, and a worker has
 
 
 class Spawner(Protocol):
-    """Where a pool gets its workers from. Never blocks, but for ``close``."""
+    """Where a pool gets its workers from. Never blocks, but for ``close``.
+
+    One that is stuck is asked no more, but not closed: healthy workers live on that are its to see out.
+    """
 
     def fileno(self) -> int:
         """Return what becomes readable when the spawner is gone, for selectors."""
         ...
 
     def spawn(self, number: int, worker_socket: socket.socket) -> None:
-        """Ask for a worker on this socket, which closes when there will be none. Raises OSError when it is gone.
+        """Ask for a worker on this socket, which closes when there will be none. Raises OSError when that is refused.
 
         A frame ``waits`` before the worker's own first one says that there is no place for it yet.
         """
@@ -70,8 +74,12 @@ class Spawner(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Let it end, after its workers, whose sockets must be closed by now. Does not wait for that."""
+        ...
+
     def close(self) -> None:
-        """End it, after its workers, whose sockets must be closed by now; what does not end is killed."""
+        """Release it and see its end; what does not end in time is killed."""
         ...
 
 
@@ -116,6 +124,7 @@ class LocalSpawner:
 
     control: socket.socket
     process: _Child
+    _deadline: float = inf
 
     @classmethod
     def start(cls, log_file: IO[bytes] | int = subprocess.DEVNULL) -> LocalSpawner:
@@ -123,20 +132,22 @@ class LocalSpawner:
 
         What it or a dying worker prints goes to ``log_file``. Variables that look like secrets do not reach it.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = control_sockets()
         code = (
             f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from rollout.spawner import main; main({theirs.fileno()})"
         )
-        with theirs:
+        with theirs, ExitStack() as on_error:
+            on_error.callback(ours.close)
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
-                env=without_secrets(os.environ),
+                env=for_workers(os.environ),
                 start_new_session=True,  # Ctrl-C at a terminal reaches the parent alone
             )
+            on_error.pop_all()
         return cls(ours, process)
 
     def fileno(self) -> int:
@@ -144,7 +155,7 @@ class LocalSpawner:
         return self.control.fileno()
 
     def spawn(self, number: int, worker_socket: socket.socket) -> None:
-        """Ask for a worker on this socket. Raises OSError when the spawner is gone."""
+        """Ask for a worker on this socket. Raises OSError when the spawner is gone, or too much is asked of it."""
         socket.send_fds(self.control, [str(number).encode()], [worker_socket.fileno()])
 
     def kill(self, pid: int) -> bool:
@@ -154,15 +165,37 @@ class LocalSpawner:
                 os.kill(pid, signal.SIGKILL)
         return pid > 0
 
-    def close(self) -> None:
-        """End the process, after its workers, whose sockets must be closed by now; what does not end is killed."""
+    def release(self) -> None:
+        """Let the process end, after its workers, whose sockets must be closed by now."""
         self.control.close()
         self.process.send_signal(signal.SIGCONT)  # one that somebody has stopped would not see it
-        try:
-            self.process.wait(timeout=WORKER_EXIT_SECONDS + 1)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self._deadline = min(self._deadline, released_until())
+
+    def close(self) -> None:
+        """Release the process and see its end; what does not end in time is killed."""
+        self.release()
+        see_end(self.process, self._deadline)
+
+
+def control_sockets() -> tuple[socket.socket, socket.socket]:
+    """Make the parent's end, which never blocks, and the child's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs
+
+
+def released_until() -> float:
+    """Return when a spawner that is released now must have ended (monotonic seconds)."""
+    return time.monotonic() + WORKER_EXIT_SECONDS + 1
+
+
+def see_end(process: _Child, deadline: float) -> None:
+    """Wait for the end of a process; kill it when it takes longer."""
+    try:
+        process.wait(timeout=max(deadline - time.monotonic(), 0.0))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
@@ -194,7 +227,7 @@ def forked_early() -> Iterator[StartSpawner]:
 
 
 def _fork_spawner() -> LocalSpawner:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = control_sockets()
     with theirs:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)  # our handlers are not for the child
         try:
@@ -213,7 +246,7 @@ def _become_spawner(control: socket.socket) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         os.dup2(control.fileno(), 3, inheritable=False)
         os.closerange(4, max(os.sysconf("SC_OPEN_MAX"), _OPEN_FILES))  # what a shell gave the program is not for it
-        for name in os.environ.keys() - without_secrets(os.environ).keys():
+        for name in os.environ.keys() - for_workers(os.environ).keys():
             del os.environ[name]
         main(3, asleep=True)
 
@@ -245,12 +278,12 @@ class _Nursery:
         self.selector.unregister(self.control)
         self._see_workers_out()
 
-    def _receive(self) -> tuple[int, int] | None:
+    def _receive(self) -> tuple[int, list[int]] | None:
         try:
             message, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 1)
         except ConnectionError:
             return None
-        return (int(message), descriptors[0]) if message else None
+        return (int(message), descriptors) if message else None
 
     def _see_workers_out(self) -> None:
         """Wait for the workers, which have lost their parent too; kill what takes too long."""
@@ -262,7 +295,11 @@ class _Nursery:
             os.kill(key.data, signal.SIGKILL)
             self._reap(key.fd, key.data)
 
-    def _fork(self, number: int, descriptor: int) -> None:
+    def _fork(self, number: int, descriptors: list[int]) -> None:
+        if not descriptors:  # the kernel has closed it, by which the parent sees that there is no worker
+            sys.stderr.write(f"worker {number} cannot be forked: too many open files\n")
+            return
+        (descriptor,) = descriptors
         try:
             pid = os.fork()
         except OSError as error:
@@ -312,7 +349,7 @@ def leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
 
 
 def allow_open_files() -> None:
-    """Let this process have as many open files as a worker needs, where the system lets it."""
+    """Let this process have as many open files as a worker, or a parent of many, needs, where the system lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -321,6 +358,7 @@ def allow_open_files() -> None:
 
 def main(descriptor: int, *, asleep: bool = False) -> None:
     """Run the spawner on the control socket of this number; ``asleep``: the run's log file comes first."""
+    wipe_proc()  # the password of a proxy
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # to see the parent's end, though it is stopped
     _libc.prctl(_PR_SET_NAME, _SPAWNER_NAME, 0, 0, 0)
     for number in _LEFT_TO_THE_PARENT:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from math import ceil
+from statistics import median
 from typing import Any
 
 from rollout.amounts import amount, count
@@ -179,7 +180,7 @@ class RunStatistics:
             "cost_usd": round(self.cost_usd, 6),
             "api_calls": self.api_calls,
             "turns": {"total": self.turns, "median": self.median_turns()},
-            "rollout_seconds": {"median": self.seconds_quantile(0.5), "p95": self.seconds_quantile(0.95)},
+            "rollout_seconds": {"median": self.median_seconds(), "p95": self.p95_seconds()},
             "toolsets": {
                 name: {"drawn": drawn, "percent": percent(drawn, self.rows)}
                 for name, drawn in self.toolsets.most_common()
@@ -196,11 +197,15 @@ class RunStatistics:
         low, *high = islice(in_order, (rollouts - 1) // 2, rollouts // 2 + 1)
         return (low + (high[0] if high else low)) / 2
 
-    def seconds_quantile(self, quantile: float) -> float:
-        """Return the seconds that this part of the rollouts did not exceed; 0.0 when none is known."""
+    def median_seconds(self) -> float:
+        """Return the median of seconds per rollout; 0.0 when none is known."""
+        return round(median(self.rollout_seconds), 3) if self.rollout_seconds else 0.0
+
+    def p95_seconds(self) -> float:
+        """Return the seconds that 95 in 100 rollouts did not exceed; 0.0 when none is known."""
         if not self.rollout_seconds:
             return 0.0
-        return round(sorted(self.rollout_seconds)[ceil(quantile * len(self.rollout_seconds)) - 1], 3)
+        return round(sorted(self.rollout_seconds)[ceil(0.95 * len(self.rollout_seconds)) - 1], 3)
 
     def _original_counts(self) -> dict[str, Any]:
         return {

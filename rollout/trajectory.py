@@ -45,11 +45,13 @@ Example:
 {'name': <function-name>,'arguments': <args-dict>}
 </tool_call>"""
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 _STRING_OR_NO_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
 _TAG_IN_JSON = re.compile(r"<(/?)(think|tool_call|tool_response|tools)>", re.IGNORECASE)
 _TAG_IN_TEXT = re.compile(r"<(\\*/?(?:think|tool_call|tool_response)>)", re.IGNORECASE)
 _THOUGHT_OPENS = "<think>"
+_MAX_SEARCHES = 100  # of a text's thoughts in its native reasoning; both may be long
 _THINK_TAG = re.compile(r"<(/?)(think|REASONING_SCRATCHPAD)>", re.IGNORECASE)
 _BLOCK_START = {tag: re.compile(rf"<{tag}>\s*(?=\{{)") for tag in ("tool_call", "tool_response")}
 
@@ -93,7 +95,7 @@ def json_text(value: Any) -> str:
 
     What JSON has no number for (NaN, infinities) becomes null.
     """
-    text = json.dumps(value, ensure_ascii=False)
+    text = _ENCODER.encode(value)
     if "\\u0000" in text:
         text = _ESCAPED_NUL.sub("\\1\ufffd", text)
     if "NaN" in text or "Infinity" in text:
@@ -101,17 +103,20 @@ def json_text(value: Any) -> str:
     return clean_text(text)
 
 
-def split_thinking(content: str, *, native: bool = False) -> tuple[str, list[str]]:
+def split_thinking(content: str, *, native: str = "") -> tuple[str, list[str]]:
     """Take the ``<think>`` and ``<REASONING_SCRATCHPAD>`` blocks out of a reply: (the text without them, the thoughts).
 
     A block that opens the reply and never ends is all thought, and so is what stands before a ``</think>`` that was
-    never opened (templates that open the block in the prompt make such replies), unless the reasoning came apart from
-    the text (``native``). Other stray tags are text.
+    never opened (templates that open the block in the prompt make such replies). Where the reasoning came apart from
+    the text (``native``), a block behind the text's beginning is a thought only where it repeats some of that. Tags in
+    backticks are what the text is about; they are text, as other stray tags are.
     """
     texts, thoughts = [], []
     opened: re.Match[str] | None = None
-    end = 0
+    end, begun = 0, False  # of what is taken; whether there is text before it
     for tag in _THINK_TAG.finditer(content):
+        if _is_quoted(content, tag.start(), tag.end()):
+            continue
         if opened is None:
             if not tag[1]:
                 opened = tag
@@ -119,13 +124,23 @@ def split_thinking(content: str, *, native: bool = False) -> tuple[str, list[str
                 thoughts.append(content[: tag.start()])
                 end = tag.end()
         elif tag[1] and tag[2].lower() == opened[2].lower():
-            texts.append(content[end : opened.start()])
-            thoughts.append(content[opened.end() : tag.start()])
-            opened, end = None, tag.end()
+            thought = content[opened.end() : tag.start()].strip()
+            begun = begun or bool(content[end : opened.start()].strip())
+            if native and begun and (len(thoughts) >= _MAX_SEARCHES or thought not in native):
+                break
+            if not _is_quoted(content, opened.start(), tag.end()):
+                texts.append(content[end : opened.start()])
+                thoughts.append(thought)
+                end = tag.end()
+            opened = None
     if opened and not content[: opened.start()].strip():
         return "", [content[opened.end() :].strip()]
     texts.append(content[end:])
     return "".join(texts).strip(), [thought for thought in map(str.strip, thoughts) if thought]
+
+
+def _is_quoted(text: str, start: int, end: int) -> bool:
+    return text[max(start - 1, 0) : start] == "`" == text[end : end + 1]
 
 
 def thinking(message: AssistantMessage) -> str:
@@ -224,11 +239,10 @@ def _response_block(result: ToolMessage) -> str:
 
 def _thinking_and_text(message: AssistantMessage) -> tuple[str, str]:
     thought = clean_text(message.reasoning).strip()
-    text, inline = split_thinking(clean_text(message.content), native=bool(thought))
-    for piece in inline:
-        if f"\n\n{piece}\n\n" not in f"\n\n{thought}\n\n":  # servers repeat the native reasoning in the text
-            thought = f"{thought}\n\n{piece}" if thought else piece
-    return thought, text
+    text, inline = split_thinking(clean_text(message.content), native=thought)
+    pieces, native = list(dict.fromkeys(inline)), f"\n\n{thought}\n\n"
+    repeated = {piece for piece in pieces[:_MAX_SEARCHES] if f"\n\n{piece}\n\n" in native}  # as servers do
+    return "\n\n".join(filter(None, [thought, *(piece for piece in pieces if piece not in repeated)])), text
 
 
 def _tagless_json(value: Any) -> str:

@@ -7,11 +7,12 @@ clock: it belongs to the task that the rollout runs in, and to those begun in it
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tools.own_time import OwnTime, in_line, timeout_by
 
 
 class OvertimeError(Exception):
@@ -20,7 +21,7 @@ class OvertimeError(Exception):
 
 @dataclass
 class _Wall:
-    clock: asyncio.Timeout
+    clock: OwnTime = field(default_factory=OwnTime)
     asked: bool = False  # whether the first request has come to the gate
     waits: bool = False  # whether a request has not got its turn
     trouble: str = ""  # that the latest try met with; "" when it was answered
@@ -37,13 +38,13 @@ _WALL: ContextVar[_Wall | None] = ContextVar("wall", default=None)
 @asynccontextmanager
 async def wall_time(seconds: float) -> AsyncIterator[None]:
     """Let the block take so long at most. Raises OvertimeError."""
-    wall = _Wall(asyncio.timeout(seconds))
+    wall = _Wall()
     token = _WALL.set(wall)
     try:
-        async with wall.clock:
+        async with timeout_by(wall.clock, seconds) as timer:
             yield
     except TimeoutError:
-        if not wall.clock.expired():
+        if not timer.expired():
             raise
         raise OvertimeError(wall.told()) from None
     finally:
@@ -53,19 +54,17 @@ async def wall_time(seconds: float) -> AsyncIterator[None]:
 @contextmanager
 def waiting_for_turn() -> Iterator[None]:
     """Say that the block waits for a request's turn."""
-    wall = _WALL.get()
-    if wall is None:
-        yield
-        return
+    wall = _WALL.get() or _Wall()
     first, wall.asked, wall.waits = not wall.asked, True, True
-    now, end = asyncio.get_running_loop().time, wall.clock.when()
-    stopped_at = now()
-    if first:
-        wall.clock.reschedule(None)
-    yield
+    with in_line(), wall.clock.stopped() if first else nullcontext():
+        yield
     wall.waits = False  # it is not so when the wait is cut off: then that is what there is to tell
-    if first and end is not None:
-        wall.clock.reschedule(end + now() - stopped_at)
+
+
+def had_turn_at_once() -> None:
+    """Say that a request waited for none."""
+    if wall := _WALL.get():
+        wall.asked = True
 
 
 def met_with(trouble: str) -> None:

@@ -25,9 +25,8 @@ from rollout.controller import Seen
 from rollout.gate import Gate
 from rollout.host import look
 from rollout.messages import Failure
-from rollout.rows import Row, encode_row
+from rollout.rows import Row, encode_row_without
 from rollout.samples import Sample
-from rollout.secrecy import hidden
 from rollout.session import Session, Stage
 from rollout.wire import READ_BYTES, Frame, FrameBuffer
 
@@ -148,7 +147,7 @@ class Worker:
         self._spent += session.spent
         self._tell_spent()
         header = {"type": "row", "index": session.sample.index, "summary": session.summary(row)}
-        self._send(Frame(header, hidden(encode_row(row), session.stage.secrets)))
+        self._send(Frame(header, encode_row_without(session.stage.secrets, row)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End the process when a rollout gave no row: that is how the parent hears of it."""

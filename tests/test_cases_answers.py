@@ -83,6 +83,7 @@ SCENES = {
     "no end": [terminal("date")],
     "summed up": [*[terminal(f"echo {n}") for n in range(MAX_TURNS)], answer("so far so good")],
     "too much text": [LIST_FILES, reply(status=400, error="This model's maximum context length is 8192 tokens.")],
+    "calls as text": [answer('<tool_call>\n{"name": "terminal", "arguments": {}}\n</tool_call>')],
     # Ids, and tags inside of what is said and done.
     "same ids": [calls(*[("terminal", {"command": f"echo {n}"}, "same") for n in range(3)]), DONE],
     "no ids": [calls(*[("terminal", {"command": f"echo {n}"}, "") for n in range(2)]), DONE],
@@ -126,6 +127,8 @@ def test_how_each_rollout_ends(played: Played) -> None:
     left_out = ["unknown name", "half unknown", "three strikes", "two strikes", "nowhere"]
     kept = [turns(row, "human")[0] for row in played.place.trajectories()]
     assert kept == [prompt for prompt in SCENES if prompt not in left_out]
+    number = list(SCENES).index("calls as text")
+    assert f"warning: prompt {number} ends with tool calls that are text, and nothing runs them" in played.ended.stderr
 
 
 def test_a_cut_call_is_never_run(played: Played) -> None:

@@ -71,6 +71,23 @@ def test_running_rollouts_end_after_their_turn_and_are_kept(ten: Workplace) -> N
     assert ended.last_line.startswith(told)
 
 
+def test_answers_that_cannot_be_read_are_bounded_too(place: Workplace) -> None:
+    place.dataset(["one"])
+    with ScriptedEndpoint([reply(body={"choices": [], "usage": CENT}, times="forever")]) as endpoint:
+        ended = place.run(endpoint.base_url, max_cost_usd=0.015)
+        asked = len(endpoint.requests)
+    assert 2 <= asked <= 4, "nobody waits for the end of all tries"
+    assert "the budget is used up: $0.0" in ended.stderr
+    (row,) = place.rows()
+    assert (row["error"]["kind"], row["api_calls"]) == ("interrupted", 0)
+    assert row["metadata"]["cost_usd"] == pytest.approx(asked / 100)
+    assert row["metadata"]["usage"]["prompt_tokens"] == 900 * asked
+    assert ended.code == 1
+    with ScriptedEndpoint([answer("done")]) as endpoint:
+        assert "nothing is run: the budget" in place.run(endpoint.base_url, resume="true", max_cost_usd=0.015).stderr
+        assert not endpoint.requests
+
+
 def test_what_was_cut_short_is_done_and_says_so(place: Workplace) -> None:
     place.dataset(["one"])
     with ScriptedEndpoint(endless()) as endpoint:

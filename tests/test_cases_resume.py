@@ -62,6 +62,22 @@ def test_equal_prompts_are_matched_by_count(place: Workplace) -> None:
     assert rows[0]["tool_stats"].keys() == rows[1]["tool_stats"].keys()
 
 
+def test_a_question_in_which_something_secret_is_masked_is_not_paid_for_again(place: Workplace) -> None:
+    """Whatever the environment holds by then."""
+    prompts = ["mend the hunter2-x page", "who is A. N. Author?", "use tok-123-tok-123", "say anything"]
+    place.dataset([*prompts, "late"])
+    place.env = {"OPENAI_API_KEY": "hunter2-x", "MY_TOKEN": "tok-123-tok-123", "GIT_AUTHOR_NAME": "A. N. Author"}
+    first, asked = resumed(place, max_samples=4, batch_size=5)
+    assert (first.code, sorted(asked)) == (0, sorted(prompts))
+    place.env = {}
+    second, asked = resumed(place, batch_size=5)
+    assert (second.code, asked) == (0, ["late"])
+    rows = place.trajectories()
+    shown = ["mend the *** page", "who is A. N. Author?", "use ***", "say anything", "late"]
+    assert [prompt_of(row) for row in rows] == shown
+    assert {tuple(row) for row in rows} == {tuple(rows[-1])}, "trainers see the same keys in every row"
+
+
 def test_a_discarded_sample_is_not_paid_for_again(place: Workplace) -> None:
     place.dataset(["no thought", "a thought"])
     replies = script({"no thought": [reply(content="4")], "a thought": ANSWER})

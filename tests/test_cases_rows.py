@@ -220,22 +220,34 @@ def test_what_is_not_to_be_saved_is_not(place: Workplace) -> None:
 
 def test_rollouts_without_reasoning(place: Workplace) -> None:
     prompts = [f"question {number}" for number in range(21)]
-    place.dataset(prompts)
-    with ScriptedEndpoint([reply(content="4")]) as endpoint:
+    place.dataset([*prompts, "cut"])
+    cut = reply(content="half a", finish_reason="length", prompt="cut")  # says nothing of whether the model reasons
+    with ScriptedEndpoint([cut, reply(content="4", prompt="question")]) as endpoint:
         base_url = endpoint.base_url
         dropped = place.run(base_url, batch_size=30)
         kept = place.run(base_url, run_name="kept", keep_no_reasoning=True, max_samples=2)
         off = place.run(base_url, run_name="off", reasoning_disabled=True, reasoning_effort="high", max_samples=2)
-        assert [request.body.get("reasoning_effort") for request in endpoint.requests] == [None] * 23 + ["none"] * 2
+        assert [request.body.get("reasoning_effort") for request in endpoint.requests] == [None] * 24 + ["none"] * 2
         assert sorted(prompts_of(endpoint)[-2:]) == prompts[:2]
     assert (dropped.code, kept.code, off.code) == (0, 0, 0)
     assert "warning: none of the first 20 rollouts shows any reasoning" in dropped.stderr
     assert "--keep_no_reasoning" in dropped.stderr
-    assert place.trajectories() == []
-    assert {row["discarded"] for row in place.rows()} == {"no_reasoning"}
+    assert [turns(row, "human") for row in place.trajectories()] == [["cut"]]
+    assert [row.get("discarded") for row in place.rows()].count("no_reasoning") == 21
     assert place.json("statistics.json")["discarded_no_reasoning"] == 21
     for run_name in ("kept", "off"):
         assert [turns(row, "gpt") for row in place.trajectories(run_name)] == [["<think>\n</think>\n4"]] * 2
+
+
+def test_rollouts_that_are_all_cut_short_are_told(place: Workplace) -> None:
+    place.dataset([f"question {number}" for number in range(21)])
+    with ScriptedEndpoint([reply(content="half a", finish_reason="length")]) as endpoint:
+        ended = place.run(endpoint.base_url, batch_size=30)
+    assert ended.code == 0
+    told = (
+        "warning: each of the first 20 rollouts was cut short (the last one: cut_by_token_limit): they may hold nothing"
+    )
+    assert ended.stderr.count(told) == 1
 
 
 def test_a_sandbox_that_cannot_be_made_fails_its_sample_alone(place: Workplace) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from rollout.files import RunDirError
 from rollout.join import JoinError
 from rollout.run_lock import RunLock
 from tests.program import Workplace, answer, prompt_of, prompts_of, terminal
+from tests.rollout import nfs_locks
 from tests.rollout.run_files import Row, a_failure, a_row, write_batch
 
 SEVEN = [f"sample number {number}." for number in range(7)]
@@ -187,8 +190,13 @@ def test_runs_that_do_not_belong_together(here: Workplace, capfd: pytest.Capture
     assert "model was m in data/a and n in data/b; pass --model to join them all the same" in differs
     assert "seed was 0 in data/a" in told("--merge=a,b", "--model=m", capfd=capfd)
     assert "data/c was made from another dataset than prompts.jsonl is today" in told("--merge=a,c", capfd=capfd)
+    run_of(here, "d", [done(2)], probabilities={"terminal": 50})
+    run_of(here, "e", [done(3)], probabilities={"terminal": 60})
+    differs = told("--merge=a,d,e", capfd=capfd)
+    assert "the distribution's probabilities were not the same in data/d and data/e; pass --distribution" in differs
     report = join("a", "b", model="m", seed=0)
     assert (report.statistics.kept, report.exit_code) == (2, 1)
+    assert join("a", "d", "e", run_name="mixed", distribution="terminal_only").statistics.kept == 3
 
 
 def test_mistakes_of_joining(here: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
@@ -218,9 +226,14 @@ def test_a_run_that_is_under_way_is_left_alone(here: Workplace, capfd: pytest.Ca
     lock.release()
 
 
-def test_a_run_on_a_read_only_mount_is_joined(here: Workplace) -> None:
+@pytest.mark.parametrize("flock", [fcntl.flock, nfs_locks.flock])
+def test_a_run_on_a_read_only_mount_is_joined(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, flock: Callable[[int, int], None]
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", flock)
     run_of(here, "a", [done(0), done(2)], shard="1/2")
     folder = here.run_dir("a")
+    (folder / ".lock").touch()
     if subprocess.run(["mount", "--bind", folder, folder], capture_output=True, check=False).returncode:
         pytest.skip("mounting takes root")
     try:

@@ -83,6 +83,20 @@ def ends_at_the_door(ended: Ended, place: Workplace) -> str:
     return ended.stderr
 
 
+def test_a_distribution_that_was_changed_is_told(place: Workplace) -> None:
+    place.dataset(["one", "two"])
+    with ScriptedEndpoint([answer("1")]) as endpoint:
+        coins = distribution(place, "coins.json", COINS)
+        place.run(endpoint.base_url, distribution=coins, max_samples=1)
+        same = place.run(endpoint.base_url, distribution=coins, max_samples=1, resume=True)
+        distribution(place, "coins.json", {**COINS, "terminal": 100})
+        changed = place.run(endpoint.base_url, distribution=coins, resume=True, seed=7)
+        again = place.run(endpoint.base_url, distribution=coins, resume=True, seed=7)
+    assert (same.code, changed.code, again.code) == (0, 0, 0)
+    told = "the probabilities of distribution coins.json have changed"
+    assert [told in ended.stderr for ended in (same, changed, again)] == [False, True, False]
+
+
 def test_a_distribution_that_leaves_no_tool_ends_it_at_the_door(place: Workplace) -> None:
     place.dataset(PROMPTS)
     with ScriptedEndpoint([answer("4")]) as endpoint:

@@ -49,6 +49,7 @@ FLAGS = {
 
 # What is typed after good flags (or instead of the one that is named), and what is told.
 MISTAKES: dict[str, tuple[str, ...]] = {
+    "--providers_allowed=,": ("--providers_allowed=, names nothing; leave it out, or give names with commas",),
     "--modle=x": ("unknown flag --modle; did you mean --model?",),
     "extra": ("unexpected word 'extra'; every option is written --flag=value",),
     "--model": ("--model has no value; write --model=VALUE",),

@@ -56,7 +56,7 @@ def test_sizes(path: Path) -> None:
 
 
 def test_broad_handlers_stand_at_the_boundaries_only() -> None:
-    """Where a run, a rollout and its sandbox end, and where a user's own tools are called."""
+    """Where a run, a rollout and its sandbox end, and where tools, a user's own among them, are called."""
     broad = []
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -64,4 +64,4 @@ def test_broad_handlers_stand_at_the_boundaries_only() -> None:
                 names = ast.unparse(node.type) if node.type else "Exception"
                 if {"Exception", "BaseException"} & set(re.findall(r"\w+", names)):
                     broad.append(room_of(path))
-    assert sorted(broad) == ["batch_runner", "rollout", "rollout", "tools"]
+    assert sorted(broad) == ["batch_runner", "model_tools", "rollout", "rollout", "tools"]

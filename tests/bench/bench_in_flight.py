@@ -1,6 +1,6 @@
 """Many rollouts in flight at an endpoint that takes a second to answer: how near the ideal time, how much memory.
 
-``python -m tests.bench.bench_in_flight [--in_flight=256] [--light] [--original=PYTHON] [--other=COMMAND]``
+``python -m tests.bench.bench_in_flight [--in_flight=256] [--per_place=4] [--light] [--original=PYTHON] [--other=TEXT]``
 
 * Efficiency: the ideal time (a rollout takes but its delays, and the next begins in the place of the first that ends)
   to the time from the first request to the last answer. Starting and ending are not in it.
@@ -8,9 +8,10 @@
 * Memory of a rollout in flight: what the command's processes hold (PSS, the median over the run) beyond what they hold
   with hardly any in flight.
 
-Four times as many rollouts as are in flight; each is one terminal call, that is two requests. With ``--light`` it is a
-call of the todo tool, which starts no process: hundreds of shells that are wanted at the same moment keep a small
-machine busy whoever wants them, and without them the time that is lost is the program's own.
+Four times as many rollouts as are in flight (``--per_place``: so many times as many; starting them all, and waiting for
+the last, weighs less then); each is one terminal call, that is two requests. With ``--light`` it is a call of the todo
+tool, which starts no process: hundreds of shells that are wanted at the same moment keep a small machine busy whoever
+wants them, and without them the time that is lost is the program's own.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ def light_commands() -> dict[str, Command]:
     }
 
 
-def fly(command: Command, in_flight: int, delay: str, turns: int = 0) -> Flight:
+def fly(command: Command, in_flight: int, delay: str, turns: int = 0, per_place: int = ROLLOUTS_PER_PLACE) -> Flight:
     """Run a command once; ``turns``: so many calls of the todo tool in each rollout, not one of the terminal."""
-    rollouts = ROLLOUTS_PER_PLACE * in_flight
+    rollouts = per_place * in_flight
     with (
         serving(delay, turns=turns) as endpoint,
         sampled(partial(memory_mb, {endpoint.pid}), SAMPLE_SECONDS) as samples,
@@ -116,6 +117,7 @@ def pss_mb(pid: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--in_flight", type=int, default=256)
+    parser.add_argument("--per_place", type=int, default=ROLLOUTS_PER_PLACE, help="rollouts for each in flight")
     parser.add_argument("--light", action="store_true", help="rollouts whose tool starts no process")
     add_others(parser)
     options = parser.parse_args()
@@ -126,7 +128,8 @@ def main() -> None:
     print(f"{options.in_flight} in flight: {'delays':>10} {'efficiency':>11} {'CPUs busy':>10} {'start':>7}")
     for name, command in measured_here.items():
         for delay in DELAYS:
-            flight = fly(command, options.in_flight, delay, LIGHT_TURNS if options.light else 0)
+            turns = LIGHT_TURNS if options.light else 0
+            flight = fly(command, options.in_flight, delay, turns, options.per_place)
             shown = f"{delay:>10} {flight.efficiency:>11.1%} {flight.busy:>10.0%} {flight.start_seconds:>6.2f}s"
             print(f"{name:<14} {shown}", flush=True)
 

@@ -19,6 +19,8 @@ LIMITS = {  # and the requests a second that it allows
     "at_once:60;20:15": 30.0,
     "at_once:15;20:60": 45.0,
     "a_second:50": 50.0,
+    "a_second:20;20:60": 46.7,
+    "in_any_second:20": 20.0,
     "tokens_a_minute:1800000": 29.4,
 }
 DELAY = "spread"

@@ -1,16 +1,18 @@
 """Limits of an endpoint that it tells nobody: what it refuses, and how much of what it could do it was asked to do.
 
-Written as ``at_once:40``, ``a_second:80`` or ``tokens_a_minute:120000``; with ``;10:20`` behind it, the limit is 20
-from the tenth second on. What is not used of a rate is saved up for a second.
+Written as ``at_once:40``, ``a_second:80``, ``in_any_second:80``, ``tokens_a_minute:120000`` or
+``tokens_in_any_minute:120000``; with ``;10:20`` behind it, the limit is 20 from the tenth second on. What is not used
+of the second and the fourth is saved up for a second; the third and the fifth look back a second, or a minute.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from math import inf
 
 REQUEST_TOKENS = 1020  # as the endpoint counts one request
-KINDS = ("at_once", "a_second", "tokens_a_minute")
+KINDS = ("at_once", "a_second", "in_any_second", "tokens_a_minute", "tokens_in_any_minute")
 _SAVED_SECONDS = 1.0
 
 
@@ -28,6 +30,7 @@ class Limit:
     _open: int = 0
     _saved: float = inf
     _at: float = 0.0
+    _times: deque[float] = field(default_factory=deque)
 
     @classmethod
     def read(cls, text: str) -> Limit:
@@ -46,7 +49,9 @@ class Limit:
         """Take a request that will be answered after so many seconds, or refuse it."""
         self._first = self._first or now
         self._last = now
-        if not (self._takes_one_more(now) if self.kind == "at_once" else self._takes_from_what_is_saved(now)):
+        takes = {"at_once": self._takes_one_more, "in_any_second": self._takes_in_a_window}
+        takes["tokens_in_any_minute"] = self._takes_in_a_window
+        if not takes.get(self.kind, self._takes_from_what_is_saved)(now):
             self.refused += 1
             return False
         self.accepted += 1
@@ -85,8 +90,21 @@ class Limit:
         self._saved -= 1
         return True
 
+    def _takes_in_a_window(self, now: float) -> bool:
+        seconds = 60.0 if self._is_of_tokens else 1.0
+        while self._times and self._times[0] <= now - seconds:
+            self._times.popleft()
+        if len(self._times) + 1 > self._rate(self._amount(now)) * seconds:
+            return False
+        self._times.append(now)
+        return True
+
+    @property
+    def _is_of_tokens(self) -> bool:
+        return self.kind.startswith("tokens")
+
     def _amount(self, now: float) -> float:
         return [amount for second, amount in self.steps if second <= now - self._first][-1]
 
     def _rate(self, amount: float) -> float:
-        return amount / 60 / REQUEST_TOKENS if self.kind == "tokens_a_minute" else amount
+        return amount / 60 / REQUEST_TOKENS if self._is_of_tokens else amount

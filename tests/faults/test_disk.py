@@ -1,4 +1,7 @@
-"""The disk is full, read-only, gone or slow: one line says so, and the run goes on when that is mended."""
+"""The disk is full, read-only, gone or slow: one line says so, and the run goes on when that is mended.
+
+A run that is under way waits for room by itself; whatever else goes wrong is gone on from with --resume.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from batch_runner import BatchRunner
 from endpoints.scripted import ScriptedEndpoint
+from rollout import full_disk
+from rollout.files import RunDirError
+from rollout.flags import to_config
+from rollout.pool import SILENCE_SECONDS
 from tests.faults.shims import SLOW_DISK, preloaded
 from tests.program import Ended, Workplace, answer, ending, prompt_of, prompts_of, terminal, wait_until
 
@@ -54,6 +64,11 @@ def assert_told(ended: Ended, *words: str) -> None:
     assert ended.told.endswith(" --resume\n")
 
 
+def last_told(ended: Ended) -> Ended:
+    """Only how it ended."""
+    return Ended(ended.code, ended.stdout, ended.told.splitlines(keepends=True)[-1])
+
+
 def recorded(place: Workplace) -> list[str]:
     """The prompts of all rows; a line that is none fails."""
     return sorted(prompt_of(row) for row in place.rows())
@@ -72,17 +87,117 @@ def finish(place: Workplace, prompts: list[str]) -> None:
     assert not list(place.run_dir().glob(".*.tmp"))
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_row(place: Workplace, disk: Path) -> None:
+WAITS = "free some space, and the run goes on; it waits for 10 minutes"
+GOES_ON = "there is room on the disk again, and the run goes on"
+
+
+@dataclass
+class UnderWay:
+    """A run whose stderr can be read before it ends."""
+
+    process: subprocess.Popen[str]
+    file: Path
+
+    @property
+    def stderr(self) -> str:
+        return self.file.read_text(encoding="utf-8")
+
+    def ended(self) -> Ended:
+        ended = Workplace.ended(self.process)
+        return Ended(ended.code, ended.stdout, self.stderr)
+
+
+@contextmanager
+def under_way(place: Workplace, base_url: str, **flags: Any) -> Iterator[UnderWay]:
+    file = place.path / "stderr"
+    with file.open("wb") as stderr:
+        process = place.start_command(place.command(base_url, flags), stderr=stderr)
+    with ending(process):
+        yield UnderWay(process, file)
+
+
+def more_room(disk: Path) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={8 * SIZE}", disk], check=True)
+
+
+def assert_nobody_was_asked_twice(endpoint: ScriptedEndpoint, prompts: list[str]) -> None:
+    assert sorted(prompts_of(endpoint)) == sorted(prompts)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_row_is_waited_for(place: Workplace, disk: Path) -> None:
     prompts = [f"question {number}" for number in range(8)]
     place.dataset(prompts)
-    with ScriptedEndpoint([BIG_ROW]) as endpoint:
-        ended = place.run(endpoint.base_url, concurrency=2)
-    assert_told(ended, "cannot write data/r/batch_", ENOSPC)
-    assert recorded(place)
+    with ScriptedEndpoint([BIG_ROW]) as endpoint, under_way(place, endpoint.base_url, concurrency=2) as run:
+        wait_until(lambda: WAITS in run.stderr, "it tells")
+        assert recorded(place), "what there was room for is whole"
+        time.sleep(1)
+        assert len(endpoint.requests) <= len(recorded(place)) + 2 * 2, "nothing more is begun"
+        more_room(disk)
+        ended = run.ended()
+        assert_nobody_was_asked_twice(endpoint, prompts)
+    assert ended.code == 0, ended.stderr
+    told, mended = ended.told.splitlines()
+    assert told.startswith("error: cannot write data/r/batch_")
+    assert ENOSPC in told
+    assert mended == GOES_ON
+    assert recorded(place) == prompts
     assert (place.run_dir() / "run.log").exists()
-    (disk / "more").touch()
-    subprocess.run(["mount", "-o", f"remount,size={4 * SIZE}", disk], check=True)
+
+
+def test_an_interrupt_while_the_disk_is_full(place: Workplace, disk: Path) -> None:
+    prompts = [f"question {number}" for number in range(8)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([BIG_ROW]) as endpoint, under_way(place, endpoint.base_url, concurrency=2) as run:
+        wait_until(lambda: WAITS in run.stderr, "it tells")
+        started = time.monotonic()
+        run.process.send_signal(signal.SIGINT)
+        ended = run.ended()
+        assert time.monotonic() - started < 10
+    assert ended.code == 130, ended.stderr
+    waits, cannot, interrupted = ended.told.splitlines()
+    assert WAITS in waits
+    assert cannot.startswith("error: cannot write data/r/batch_")
+    assert interrupted.endswith(" --resume")
+    more_room(disk)
     finish(place, prompts)
+
+
+def test_a_disk_that_stays_full_ends_the_run(place: Workplace, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [f"question {number}" for number in range(8)]
+    place.dataset(prompts)
+    monkeypatch.chdir(place.path)
+    monkeypatch.setattr(full_disk, "WAIT_SECONDS", 0.5)
+    with ScriptedEndpoint([BIG_ROW]) as endpoint:
+        config = to_config(dict(word[2:].split("=", 1) for word in place.command(endpoint.base_url, {})[2:]))
+        with pytest.raises(RunDirError, match=rf"^cannot write data/r/batch_\d\.jsonl: {ENOSPC}$"):
+            BatchRunner(config).run()
+    assert recorded(place)
+    more_room(disk)
+    finish(place, prompts)
+
+
+@pytest.mark.parametrize("to_the_end", [False, True])
+def test_a_checkpoint_that_cannot_be_written_ends_nothing(place: Workplace, to_the_end: bool) -> None:
+    prompts = [f"question {number}" for number in range(12)]
+    place.dataset(prompts)
+    with (
+        ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint,
+        under_way(place, endpoint.base_url, concurrency=1) as run,
+    ):
+        wait_until((place.run_dir() / "batch_0.jsonl").exists, "the first row is there")
+        in_the_way = place.run_dir() / ".checkpoint.json.tmp"
+        in_the_way.mkdir()
+        wait_until((place.run_dir() / "batch_3.jsonl").exists, "batches are done without")
+        if not to_the_end:
+            in_the_way.rmdir()
+        ended = run.ended()
+        assert_nobody_was_asked_twice(endpoint, prompts)
+    assert ended.code == 0, ended.stderr
+    (told,) = ended.told.splitlines()
+    assert told.startswith("warning: cannot write data/r/checkpoint.json: ")
+    assert len(place.trajectories()) == place.json("statistics.json")["outcomes"]["completed"] == 12
+    completed = place.json("checkpoint.json")["completed_prompts"]
+    assert completed == list(range(12)) or to_the_end
 
 
 @pytest.mark.slow
@@ -92,17 +207,37 @@ def test_a_disk_that_is_full_in_the_middle_of_the_checkpoint(place: Workplace, d
     place.dataset(prompts)
     with (
         ScriptedEndpoint([answer("1", delay_seconds=0.4)]) as endpoint,
-        ending(place.start(endpoint.base_url, batch_size=3, concurrency=1)) as process,
+        under_way(place, endpoint.base_url, batch_size=3, concurrency=1) as run,
     ):
         wait_until((place.run_dir() / "batch_0.jsonl").exists, "the first row is there")
         before = (place.run_dir() / "checkpoint.json").read_bytes()
         ballast = fill(disk)
-        ended = place.ended(process)
-    if "batch_0" not in ended.stderr:
-        assert_told(ended, "cannot write data/r/checkpoint.json", ENOSPC)
-    assert (place.run_dir() / "checkpoint.json").read_bytes() == before
-    ballast.unlink()
-    finish(place, prompts)
+        wait_until(lambda: WAITS in run.stderr, "rows do not fit either")
+        assert (place.run_dir() / "checkpoint.json").read_bytes() == before
+        ballast.unlink()
+        ended = run.ended()
+        assert_nobody_was_asked_twice(endpoint, prompts)
+    assert ended.code == 0, ended.stderr
+    assert recorded(place) == prompts
+    assert place.json("checkpoint.json")["completed_prompts"] == list(range(6))
+
+
+@pytest.mark.slow
+def test_workers_are_not_taken_for_stuck_while_the_disk_is_full(place: Workplace, disk: Path) -> None:
+    prompts = [f"question {number}" for number in range(8)]
+    place.dataset(prompts)
+    with (
+        ScriptedEndpoint([BIG_ROW]) as endpoint,
+        under_way(place, endpoint.base_url, concurrency=2, num_workers=2) as run,
+    ):
+        wait_until(lambda: WAITS in run.stderr, "it tells")
+        time.sleep(SILENCE_SECONDS + 3)
+        more_room(disk)
+        ended = run.ended()
+        assert_nobody_was_asked_twice(endpoint, prompts)
+    assert ended.code == 0, ended.stderr
+    assert "worker" not in ended.told
+    assert recorded(place) == prompts
 
 
 @pytest.mark.slow
@@ -116,7 +251,7 @@ def test_a_disk_that_is_full_in_the_middle_of_the_merge(place: Workplace, disk: 
     assert recorded(place) == prompts
     assert place.json("checkpoint.json")["completed_prompts"] == [0, 1]
     assert not (place.run_dir() / "trajectories.jsonl").exists()
-    subprocess.run(["mount", "-o", f"remount,size={4 * SIZE}", disk], check=True)
+    more_room(disk)
     finish(place, prompts)
 
 
@@ -135,10 +270,13 @@ def test_a_disk_that_is_full_at_the_start(place: Workplace, disk: Path) -> None:
 def test_a_disk_without_inodes(place: Workplace, disk: Path) -> None:
     place.dataset(["one", "two"])
     subprocess.run(["mount", "-o", "remount,nr_inodes=5", disk], check=True)
-    with ScriptedEndpoint([answer("1")]) as endpoint:
-        assert_told(place.run(endpoint.base_url), ENOSPC)
-    subprocess.run(["mount", "-o", "remount,nr_inodes=500", disk], check=True)
-    finish(place, ["one", "two"])
+    with ScriptedEndpoint([answer("1")]) as endpoint, under_way(place, endpoint.base_url) as run:
+        wait_until(lambda: WAITS in run.stderr, "it tells")
+        subprocess.run(["mount", "-o", "remount,nr_inodes=500", disk], check=True)
+        ended = run.ended()
+        assert_nobody_was_asked_twice(endpoint, ["one", "two"])
+    assert ended.code == 0, ended.stderr
+    assert recorded(place) == ["one", "two"]
 
 
 @pytest.mark.slow
@@ -151,7 +289,7 @@ def test_a_folder_that_turns_read_only(place: Workplace, disk: Path) -> None:
             subprocess.run(["mount", "--bind", disk, disk], check=True)
             subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
             ended = place.ended(process)
-        assert_told(ended, "Read-only file system")
+        assert_told(last_told(ended), "cannot write data/r/batch_", "Read-only file system")
         assert_told(place.run(endpoint.base_url, resume=True), "Read-only file system")
     subprocess.run(["umount", disk], check=True)
     finish(place, prompts)
@@ -168,7 +306,7 @@ def test_a_folder_that_is_removed(place: Workplace) -> None:
         wait_until((place.run_dir() / "batch_1.jsonl").exists, "a batch is done")
         place.run_dir().rename(place.path / "elsewhere")
         ended = place.ended(process)
-    assert_told(ended, "No such file or directory")
+    assert_told(last_told(ended), " data/r", "No such file or directory")  # for a row, or for what was new beside it
     (place.path / "elsewhere").rename(place.run_dir())
     finish(place, prompts)
 

@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -29,7 +30,7 @@ from tests.faults.processes import (
     workers,
 )
 from tests.faults.recorded import outcomes
-from tests.program import Workplace, answer, ending, prompts_of, terminal, wait_until
+from tests.program import ROOT, Workplace, answer, ending, prompts_of, terminal, wait_until
 
 DEATHS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
 CGROUPS = Path("/sys/fs/cgroup")
@@ -65,9 +66,11 @@ class WorkerOf:
 
     def __call__(self) -> None:
         if prompts_of(self.endpoint).count(self.prompt) > self.killed:
+            if self.killed:
+                time.sleep(1.5)  # those that were tried again beside it are over then
             self.killed += 1
-            newest = max(workers(), key=lambda process: process.pid)  # one worker at first, then one for it alone
-            newest.kill(self.number)
+            oldest = min(workers(), key=lambda process: process.pid)  # one worker at first, then one for it alone
+            oldest.kill(self.number)
 
 
 @pytest.mark.parametrize("number", [DEATHS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DEATHS[1:])])
@@ -75,7 +78,8 @@ def test_a_sample_that_kills_its_worker_is_tried_once_more_and_then_fails_alone(
     place: Workplace, number: signal.Signals
 ) -> None:
     prompts = [f"good {each}" for each in range(6)]
-    place.dataset([*prompts[:3], "deadly", *prompts[3:]])
+    place.env["A_TOKEN"] = secret = "tok-" * 4
+    place.dataset([*prompts[:3], {"prompt": "deadly", "note": secret}, *prompts[3:]])
     replies = [answer("late", prompt="deadly", delay_seconds=30), answer("1", prompt="good", delay_seconds=0.5)]
     with ScriptedEndpoint(replies) as endpoint, ending(place.start(endpoint.base_url, concurrency=4)) as process:
         killer = WorkerOf(endpoint, "deadly", number)
@@ -87,6 +91,8 @@ def test_a_sample_that_kills_its_worker_is_tried_once_more_and_then_fails_alone(
     assert (ended.code, "worker_died" in ended.stdout) == (1, True)
     assert outcomes(place) == {**dict.fromkeys(prompts, "done"), "deadly": "worker_died"}
     assert ended.last_line.startswith("1 failed of 7 samples; resume with: ")
+    assert place.json("statistics.json")["failures"]["worker_died"]["count"] == 1
+    assert not [row for row in place.rows() if secret in str(row)]
 
 
 @pytest.mark.slow
@@ -186,6 +192,40 @@ def test_a_spawner_that_dies_while_it_starts_is_replaced(place: Workplace) -> No
     assert (ended.code, outcomes(place)) == (0, {"one": "done"})
 
 
+IMPATIENT = """
+import sys
+import batch_runner, rollout.pool
+rollout.pool.START_SECONDS = 6.0
+sys.exit(batch_runner.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, signal.SIGINT, signal.SIGKILL])
+def test_a_spawner_that_is_stuck_is_replaced_and_its_workers_work_on(place: Workplace, number: int) -> None:
+    prompts = ["one", "two"]
+    place.dataset(prompts)
+    place.env["PYTHONPATH"] = str(ROOT)
+    with ScriptedEndpoint([terminal("true", delay_seconds=16), answer("1", delay_seconds=1)]) as endpoint:
+        _, _, *words = place.command(endpoint.base_url, {"num_workers": 2, "concurrency": 1})
+        with ending(place.start_command([sys.executable, "-c", IMPATIENT, *words])) as process:
+            wait_until(lambda: len(endpoint.requests) == 2, "both work")
+            spawner(process.pid).kill(signal.SIGSTOP)
+            workers()[0].kill()
+            wait_until(lambda: len(endpoint.requests) == 3, "the one that was lost is tried again")
+            began = time.monotonic()
+            if number:
+                process.send_signal(number)
+            ended = place.ended(process)
+        asked = Counter(prompts_of(endpoint))
+    if number:
+        assert time.monotonic() - began < 10
+        assert ended.code == (130 if number == signal.SIGINT else -signal.SIGKILL), ended.stderr
+    else:
+        assert (ended.code, outcomes(place)) == (0, dict.fromkeys(prompts, "done")), ended.stderr
+        assert sorted(asked.values()) == [2, 3]
+
+
 def killed_spawner(program: int) -> bool:
     with suppress(ValueError):  # there is none at the moment
         spawner(program).kill()
@@ -223,12 +263,15 @@ def test_an_endpoint_of_our_own_that_dies_stops_the_run(place: Workplace) -> Non
         (child,) = [each for each in below(process.pid) if "endpoints.scripted" in each.command]
         child.kill()
         ended = place.ended(process, 10)
+    died = "the endpoint's process has died (exit code -9)"
     assert ended.code == 1
-    told = ended.stderr.splitlines()[-1]
-    assert told.startswith("error: the endpoint's process has died (exit code -9)")
-    assert told.endswith(" --resume")
+    assert ended.stderr.splitlines()[-1].startswith(f"error: {died}")
+    assert f"stopped early: {died}" in " ".join(ended.stdout.split())
+    assert ended.last_line.startswith("2 not run of 3 samples; resume with: ")
     assert outcomes(place) == {"good": "done"}
     assert place.json("checkpoint.json")["completed_prompts"] == [0]
+    assert [row["prompt_index"] for row in place.trajectories()] == [0]
+    assert place.json("statistics.json")["total_prompts"] == 3
 
 
 @pytest.mark.slow
@@ -270,6 +313,29 @@ def test_a_low_limit_of_open_files_is_raised_where_it_may_be(place: Workplace) -
 
 
 @pytest.mark.slow
+def test_the_limit_is_raised_for_who_has_many_workers(place: Workplace) -> None:
+    place.dataset([f"question {number}" for number in range(40)])
+    with ScriptedEndpoint([answer("1", delay_seconds=2)]) as endpoint:
+        command = place.command(endpoint.base_url, {"num_workers": 40, "concurrency": 1})
+        ended = place.ended(place.start_command(["prlimit", "--nofile=50:4096", *command]))
+    assert (ended.code, ended.told) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_program_that_may_have_few_workers_runs_with_those(place: Workplace) -> None:
+    prompts = [f"question {number}" for number in range(60)]
+    place.dataset(prompts)
+    with ScriptedEndpoint([answer("1", delay_seconds=2)]) as endpoint:
+        flags = {"num_workers": 60, "concurrency": 1, "batch_size": 1}
+        ended = place.ended(
+            place.start_command(["prlimit", "--nofile=110:110", *place.command(endpoint.base_url, flags)])
+        )
+        assert len(endpoint.requests) == 60
+    assert (ended.code, outcomes(place)) == (0, dict.fromkeys(prompts, "done")), ended.stderr
+    assert "warning: no worker process can be started now (Too many open files); what runs goes on" in ended.stderr
+
+
+@pytest.mark.slow
 def test_a_program_that_cannot_start_workers_says_so(place: Workplace) -> None:
     place.dataset([f"question {number}" for number in range(80)])
     broken = place.path / "broken"
@@ -282,9 +348,9 @@ def test_a_program_that_cannot_start_workers_says_so(place: Workplace) -> None:
         place.env["PYTHONPATH"] = str(broken)
         stillborn = place.run(endpoint.base_url, run_name="other", **flags)
     for ended, told in ((too_many, "Too many open files"), (stillborn, "workers die while they start")):
-        assert (ended.code, ended.stdout, ended.told.count("\n")) == (1, "", 1), ended.stderr
-        assert ended.told.startswith("error: ")
-        assert told in ended.stderr
+        assert (ended.code, told in ended.told.splitlines()[-1]) == (1, True), ended.stderr
+        assert ended.told.splitlines()[-1].startswith("error: ")
+        assert ended.last_line.startswith("80 not run of 80 samples; resume with: ")
 
 
 HEAVY = terminal("true", content="x", content_chars=10_000_000, prompt="heavy")  # ten of them: a conversation of 100 MB

@@ -11,10 +11,9 @@ from random import Random
 from typing import Protocol
 
 from rollout.controller import Controller, Host, Pace, Seen
-from rollout.gate import Places
+from rollout.gate import Lately, Places
 
 TELL_SECONDS = 0.2
-REFUSAL_SECONDS = 0.02
 BURST_SECONDS = 0.02
 
 
@@ -125,6 +124,7 @@ class Down:
 
     since: float
     until: float
+    says_too_many: bool = False
 
     def takes(self, now: float, _open_requests: int) -> bool:
         return not self.since < now < self.until
@@ -161,6 +161,8 @@ class Run:
     host: Host = field(default_factory=Host)
     controller: Controller = field(default_factory=Controller)
     random: Random = field(default_factory=lambda: Random(1))
+    refusal_seconds: float = 0.02
+    fails: bool = False  # what it does not take gets a server's error
     answered: Counter[int] = field(default_factory=Counter)  # by second
     refused: int = 0
     pace: Pace = field(default_factory=lambda: Pace(0, 0, inf, 0, ""))
@@ -171,12 +173,14 @@ class Run:
     _retrying: int = 0
     _open: int = 0
     _accepted: int = 0
+    _sent_at: float = -1.0
     _saved: float = 1.0
     _saved_at: float = 0.0
     _places: Places = field(default_factory=Places)
     _turn_comes: bool = False
     _report: dict[str, float] = field(default_factory=dict)
     _times: deque[float] = field(default_factory=deque)
+    _lately: Lately = field(default_factory=Lately)
 
     def play(self) -> Run:
         self._forget()
@@ -195,18 +199,27 @@ class Run:
         """Return the answers a second between two moments."""
         return sum(self.answered[second] for second in range(since, until)) / (until - since)
 
+    @property
+    def _says_too_many(self) -> bool:
+        return not self.fails and getattr(self.limit, "says_too_many", True)
+
     def _on_tell(self, now: float, sent_at: float) -> None:
         report, seconds = self._report, tuple(self._times)
         seen = Seen(
             sent=int(report["sent"]),
             answered=int(report["answered"]),
-            refused=int(report["refused"]),
+            refused=0 if self.fails else int(report["refused"]),
+            too_many=int(report["refused"]) if self._says_too_many else 0,
+            failed=int(report["refused"]) if self.fails else 0,
             refused_since=report["since"],
             wait_seconds=report["wait"],
             seconds=seconds,
             open_requests=self._open,
             most_open=int(report["most"]),
-            waiting_requests=self._waiting + self._retrying,
+            waiting_requests=self._waiting,
+            pausing_requests=self._retrying,
+            sent_at=self._sent_at,
+            unsettled=self._lately.unsettled(now),
         )
         self._forget()
         self.controller.seen(0, seen, now)
@@ -220,6 +233,7 @@ class Run:
 
     def _on_answer(self, now: float, sent_at: float) -> None:
         self._open -= 1
+        self._lately.over(sent_at)
         self._places.left(self._open, now)
         self._accepted -= 1
         self.answered[int(now)] += 1
@@ -232,8 +246,11 @@ class Run:
 
     def _on_refusal(self, now: float, sent_at: float) -> None:
         self._open -= 1
+        self._lately.over(sent_at)
+        self._lately.refused(now - sent_at)
         self.refused += 1
-        self._places.refused(self._open, now)
+        if not self.fails:
+            self._places.refused(self._open, now)
         wait = self.limit.retry_after(now)
         report = self._report
         report["refused"] += 1
@@ -266,8 +283,10 @@ class Run:
                 self._report["most"] = max(self._report["most"], self._accepted)
                 self._at(now + self.latency(self.random), "answer", now)
             else:
-                self._at(now + REFUSAL_SECONDS, "refusal", now)
+                self._at(now + self.refusal_seconds, "refusal", now)
             self._open += 1
+            self._lately.sent(now)
+            self._sent_at = now
         when = max(self._places.when(self._open + 1), self.pace.not_before, now + max(1 - self._saved, 0) / per_second)
         if self._waiting and when < inf and not self._turn_comes:
             self._turn_comes = True

@@ -124,6 +124,24 @@ def test_the_turn_limit_asks_for_a_summary_without_tools() -> None:
     assert result.api_calls == 3
 
 
+@pytest.mark.parametrize("words", ["Unexpected role 'user' after role 'tool'", "tools= is missing"])
+def test_a_server_that_takes_no_request_for_a_summary_costs_the_summary_alone(words: str) -> None:
+    result, _ = run(calls(call()), ModelError("bad_request", words), limits=AgentLimits(max_turns=1))
+    assert (result.stop_reason, result.partial, result.failure) == ("turn_limit", False, None)
+    assert isinstance(result.messages[-1], ToolMessage)
+    result, _ = run(calls(call()), ModelError("server", "HTTP 500"), limits=AgentLimits(max_turns=1))
+    assert result.failure == Failure("server", "HTTP 500")
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_reason"), [("length", "cut_by_token_limit"), ("content_filter", "content_filter")]
+)
+def test_a_summary_that_is_cut_is_partial(finish_reason: str, stop_reason: str) -> None:
+    result, _ = run(calls(call()), says_text("I found that the", finish_reason), limits=AgentLimits(max_turns=1))
+    assert (result.stop_reason, result.partial) == (stop_reason, True)
+    assert result.messages[-1] == AssistantMessage("I found that the")
+
+
 def test_an_answer_in_the_last_turn_is_complete() -> None:
     result, script = run(calls(call()), says_text("done"), limits=AgentLimits(max_turns=2))
     assert result.completed
@@ -282,6 +300,9 @@ def test_a_text_cut_by_the_token_limit_is_kept_as_partial() -> None:
         (says_text("\u200b\u2060 \ufeff"), "empty_replies", 4),
         (says_text("", reasoning="only thoughts"), "empty_replies", 4),
         (says_text("<think>only thoughts</think>\n"), "empty_replies", 4),
+        (says_text("only thoughts, begun by the template</think>\n\n"), "empty_replies", 4),
+        (says_text("<think>a</think>" * 200), "empty_replies", 4),
+        (says_text("<think>a</think>" * 200, reasoning="b"), "empty_replies", 4),
         (says_text("<REASONING_SCRATCHPAD>a</REASONING_SCRATCHPAD> <think>b</think>"), "empty_replies", 4),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from rollout.agent import Agent, AgentLimits, AgentResult
 from rollout.chat_model import CallLimits, OpenAIChatModel
 from rollout.config import RunConfig
-from rollout.messages import UserMessage
+from rollout.messages import Usage, UserMessage
 from rollout.retry import RetryPolicy
 from tests.rollout.http_server import Answer, Asked, error, raw, says, serve
 from tests.rollout.test_agent import Tools
@@ -46,6 +46,25 @@ def test_a_whole_rollout_over_http() -> None:
     assert requests[2].body["messages"][2]["reasoning_content"] == "hm"
     assert "SECRET-STYLE" not in repr(result)
     assert sum(isinstance(message, UserMessage) for message in result.messages) == 1
+
+
+UNREADABLE = raw(json.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3, "cost": 0.5}}))
+
+
+def test_answers_that_cannot_be_read_cost_the_rollout_what_they_cost() -> None:
+    result, requests, _ = over_http(UNREADABLE, UNREADABLE, says("done"))
+    assert result.completed
+    assert (len(requests), result.api_calls) == (3, 1)
+    assert (result.usage, result.cost_usd) == (Usage(18, 6), 1.0)
+
+
+@pytest.mark.parametrize("last", [UNREADABLE, error(401, "who?"), error(400, "maximum context length is 8192 tokens")])
+def test_so_they_do_when_no_answer_follows(last: Answer) -> None:
+    result, requests, _ = over_http(UNREADABLE, last)
+    unreadable = len(requests) if last is UNREADABLE else 1
+    assert not result.completed
+    assert result.api_calls == 0
+    assert (result.usage, result.cost_usd) == (Usage(9 * unreadable, 3 * unreadable), 0.5 * unreadable)
 
 
 @pytest.mark.parametrize("finish_reason", ["length", "tool_calls", "stop", None])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from rollout.auxiliary import AuxiliaryModels
 from rollout.config import PrefillMessage
 from rollout.dialects import Dialect
 from rollout.endpoint import CallLimits
+from rollout.gate import Gate
 from tests.rollout.asking import KEY, LIMITS, config
 from tests.rollout.http_server import Answer as HttpAnswer
 from tests.rollout.http_server import Asked, body_of, error, raw, says, serve, stalled
-from tools.services import Answer, AuxiliaryError, Post, Question, Spent
+from tools.services import Answer, AuxiliaryError, Post, Posted, Question, Spent
 
 HELLO = [{"role": "user", "content": "hello"}]
 OTHER_KEY = "sk-other-0123456789"
@@ -234,6 +236,29 @@ def test_it_is_over_in_time_and_says_why(answer: HttpAnswer, told: tuple[str, st
     assert time.monotonic() - started < 3
 
 
+async def asked_at_a_closed_gate(asked: Asking, *answers: HttpAnswer) -> str:
+    """Ask while the gate lets nobody through for longer than the question may take."""
+    async with serve(*answers) as endpoint:
+        models = AuxiliaryModels(config(endpoint.base_url), KEY, {}, CallLimits(request_seconds=60))
+        models.gate = Gate()
+        models.gate.pace(8, inf, time.monotonic() + 0.6)
+        try:
+            await (models.post(asked) if isinstance(asked, Post) else models.ask(asked))
+        except AuxiliaryError as failed:
+            return str(failed)
+        finally:
+            await models.close()
+        return "answered"
+
+
+def test_a_wait_at_our_own_gate_is_no_time_out() -> None:
+    question, post = Question(HELLO, timeout_seconds=0.3), Post("x/y", {}, timeout_seconds=0.3)
+    assert asyncio.run(asked_at_a_closed_gate(question, says("four"))) == "answered"
+    assert asyncio.run(asked_at_a_closed_gate(post, raw("{}"))) == "answered"
+    told = "some/model: no answer within 0.3 s"
+    assert asyncio.run(asked_at_a_closed_gate(question, stalled())) == told
+
+
 def test_who_stops_waiting_leaves_nothing_behind() -> None:
     async def run() -> None:
         async with serve(stalled(), says("four")) as endpoint:
@@ -271,7 +296,7 @@ def test_repeated_tries_are_logged_without_keys() -> None:
 def test_a_post_goes_to_its_path_with_its_key() -> None:
     post = Post("images/generations", {"prompt": "a cat\ud800"}, key_scheme="Key", api_key=OTHER_KEY)
     (outcome,), (asked,) = ask(raw('{"data": [1]}'), asking=post)
-    assert outcome == {"data": [1]}
+    assert outcome == Posted({"data": [1]}, Spent(1))
     assert (asked.path, asked.body) == ("/v1/images/generations", {"prompt": "a cat\ufffd"})
     assert asked.headers["authorization"] == f"Key {OTHER_KEY}"
     _, (asked,) = ask(raw("{}"), asking=Post("x", {}))

@@ -13,7 +13,7 @@ amounts = st.floats(0.1, 1e4)
 
 
 def bound(value: float) -> Bound:
-    return Bound(value, FLOOR, 0.98, 10.0)
+    return Bound(value, FLOOR, 0.98, 10.0, 0.1)
 
 
 @given(
@@ -46,6 +46,32 @@ def test_it_grows_back_to_where_the_limit_was_and_rests_there_and_goes_beyond(li
     assert grown[20] == pytest.approx(0.98, rel=0.01)  # two seconds
     assert grown[30] < 1.0
     assert grown[-1] > 1.5
+
+
+def test_it_goes_beyond_a_limit_the_later_the_more_that_has_cost_but_once_is_luck() -> None:
+    def seconds_to_go_beyond(subject: Bound) -> float:
+        seconds = 0.0
+        while subject.value < 105.0:
+            subject.grow(0.1, 100.0)
+            seconds += 0.1
+        return seconds
+
+    waits: list[float] = []
+    subject = bound(100.0)
+    for lost_seconds in (0.0, 0.02, 1.0, 1.0, 1.0, 60.0):
+        subject = bound(100.0) if len(waits) < 3 else subject
+        subject.value = 100.0
+        subject.settle()
+        subject.cut(100.0, 0.0, lost_seconds=lost_seconds)
+        waits.append(seconds_to_go_beyond(subject))
+    assert waits == sorted(waits)
+    assert waits[1] < 1.1 * waits[0]
+    assert waits[4] > 2 * waits[2]
+    assert waits[2] > 1.5 * waits[1]
+    subject.forget()
+    subject.settle()
+    subject.cut(100.0, 0.0, lost_seconds=0.0)
+    assert seconds_to_go_beyond(subject) == pytest.approx(waits[0], rel=0.5)
 
 
 def test_cuts_that_follow_each_other_go_twice_as_deep_and_after_a_while_slightly_again() -> None:

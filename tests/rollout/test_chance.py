@@ -8,14 +8,14 @@ from rollout.chance import Chance
 def far_below(chance: Chance, share: float, seconds: int, now: float = 0.0) -> float:
     """A rate of 100 a second that became one of 10, of which a share is refused; return the time."""
     for _ in range(5):
-        chance.saw(20, 0, 100.0, 0.2, now)
+        chance.saw(20, 0, (100.0,), 0.2, now)
         now += 0.2
     owed = 0.0
     for _ in range(5 * seconds):
         owed += 2 * share
         refused = int(owed)
         owed -= refused
-        chance.saw(2 - refused, refused, 10.0, 0.2, now)
+        chance.saw(2 - refused, refused, (10.0,), 0.2, now)
         now += 0.2
     return now
 
@@ -39,9 +39,9 @@ def test_on_trial_as_much_is_expected_and_not_much_more() -> None:
     now = far_below(chance, 0.1, 30)
     chance.try_(now)
     assert chance.is_tried(now)
-    chance.saw(45, 5, 50.0, 1.1, now + 1.1)
+    chance.saw(45, 5, (50.0,), 1.1, now + 1.1)
     assert chance.explains(now + 1.1)
-    chance.saw(20, 30, 20.0, 1.1, now + 2.2)
+    chance.saw(20, 30, (20.0,), 1.1, now + 2.2)
     assert not chance.explains(now + 2.2)
 
 
@@ -57,3 +57,14 @@ def test_after_a_trial_that_failed_the_next_one_waits_longer_and_longer() -> Non
         chance.fail(now + 1)
         now += 1
     assert waits[0] < 1 < waits[1] < waits[2]
+
+
+def test_until_it_is_seen_what_refusals_mean_where_less_is_asked_they_may_be_chance() -> None:
+    chance = Chance(far_below=0.7, settle_seconds=1.0)
+    assert not chance.may_be(far_below(chance, 0.1, 0)), "as much is asked as ever"
+    assert chance.may_be(far_below(chance, 0.1, 4))
+    assert not chance.may_be(far_below(chance, 0.6, 8)), "so many are a limit that fell"
+    now = far_below(chance, 0.1, 8)
+    chance.try_(now)
+    chance.fail(now)
+    assert not chance.may_be(far_below(chance, 0.1, 8, now)), "it was tried, and was a limit"

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from math import inf
 from typing import Any
 
 import pytest
 
-from rollout.chat_model import ContextOverflowError, OpenAIChatModel, Reply
+from rollout.chat_model import CallLimits, ContextOverflowError, ModelError, OpenAIChatModel, Reply
 from rollout.controller import Seen
 from rollout.gate import Gate
 from rollout.messages import AssistantMessage, ToolMessage, UserMessage
+from rollout.retry import RetryPolicy
 from tests.rollout.asking import HELLO, KEY, LIMITS, QUICK, ask, config, failure, reply
 from tests.rollout.http_server import (
     body_of,
@@ -154,6 +157,38 @@ def test_context_overflow_is_told_apart() -> None:
     assert isinstance(ask(error(413, words))[0], ContextOverflowError)
 
 
+def test_an_answer_for_which_there_is_no_room_from_the_start_is_a_bad_request() -> None:
+    """The flag is wrong, not the conversation too long: nothing of it would be worth keeping."""
+    words = "'max_tokens' is too large: 200000. This model's maximum context length is 32768 tokens."
+
+    async def run() -> tuple[str, str, type[Exception]]:
+        async with serve(error(400, words)) as endpoint:
+            model = OpenAIChatModel(config(endpoint.base_url, max_tokens=200_000), KEY, LIMITS)
+            with pytest.raises(ModelError) as refused:
+                await model.complete(HELLO, ())
+            with pytest.raises(ContextOverflowError) as grown:
+                await model.complete([*HELLO, AssistantMessage("hi"), *HELLO], ())
+            await model.close()
+            return refused.value.kind, str(refused.value), grown.type
+
+    kind, told, grown = asyncio.run(run())
+    assert (kind, grown) == ("bad_request", ContextOverflowError)
+    assert told.endswith("tokens.; the prompt and --max_tokens=200000 do not fit the model's context together")
+
+
+def test_a_prompt_that_is_too_long_by_itself_is_not_blamed_on_the_flag() -> None:
+    outcome, _ = ask(error(400, "prompt is too long: 250000 tokens > 200000 maximum"), max_tokens=1024)
+    assert isinstance(outcome, ContextOverflowError)
+
+
+@pytest.mark.parametrize("status", [413, 429])
+def test_a_request_that_is_more_than_a_minute_grants_is_a_bad_request(status: int) -> None:
+    words = "Request too large for model x on tokens per minute (TPM): Limit 6000, Requested 9000"
+    kind, told, requests = failure(error(status, words))
+    assert (kind, requests) == ("bad_request", 1)
+    assert told.endswith("one request is more than this account may ask in a minute")
+
+
 def test_secrets_never_show() -> None:
     _, message, _ = failure(error(401, f"Incorrect API key provided:\n {KEY} or ghp_{'x1y2z3' * 6}."))
     assert message.startswith("HTTP 401: Incorrect API key provided: ***")
@@ -189,8 +224,27 @@ def test_the_gate_notes_every_try() -> None:
         return gate.report()
 
     seen = asyncio.run(run())
-    assert (seen.sent, seen.answered, seen.refused, seen.wait_seconds) == (4, 1, 2, 0.01)
+    assert (seen.sent, seen.answered, seen.refused, seen.failed, seen.wait_seconds) == (4, 1, 1, 1, 0.01)
     assert (seen.open_requests, seen.waiting_requests, len(seen.seconds)) == (0, 0, 1)
+
+
+def test_waits_for_a_turn_at_our_own_gate_use_up_nothing_of_what_tries_may_take() -> None:
+    async def run() -> int:
+        gate = Gate()
+
+        def others_are_first(_told: str) -> None:
+            gate.pace(8, inf, time.monotonic() + 0.9)
+
+        policy = RetryPolicy(total_seconds=0.8, first_delay_seconds=0.01, max_delay_seconds=0.02)
+        busy = error(429, "slow down")
+        async with serve(busy, busy, says()) as endpoint:
+            limits = CallLimits(retry=policy)
+            model = OpenAIChatModel(config(endpoint.base_url), KEY, limits, gate, log=others_are_first)
+            await model.complete(HELLO, ())
+            await model.close()
+            return len(endpoint.requests)
+
+    assert asyncio.run(run()) == 3
 
 
 def test_hundreds_at_once_share_one_model() -> None:

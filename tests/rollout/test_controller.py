@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from random import Random
+from statistics import mean
 
 import pytest
 
@@ -43,6 +44,36 @@ def test_it_stays_just_below_a_limit_nobody_told_it(name: str) -> None:
     assert run.refused_share < 0.02
 
 
+@pytest.mark.parametrize(("wait_seconds", "used"), [(1.0, 0.92), (2.0, 0.88), (5.0, 0.82)])
+def test_where_each_refusal_holds_everybody_up_it_feels_for_more_the_more_seldom(
+    wait_seconds: float, used: float
+) -> None:
+    runs = [
+        Run(Chance(0.0, OpenAtOnce(lambda _: 40), wait_seconds), about(1.0), seconds=120, random=Random(seed)).play()
+        for seed in range(4)
+    ]
+    assert mean(run.rate(0, 120) for run in runs) >= used * 40
+    assert mean(run.refused_share for run in runs) < 0.01
+
+
+@pytest.mark.parametrize("wait_seconds", [0.0, 2.0, 60.0])
+def test_an_outage_that_asks_for_waits_is_no_limit(wait_seconds: float) -> None:
+    class Away(Down):
+        def retry_after(self, _now: float) -> float:
+            return wait_seconds
+
+    run = Run(Away(20, 320), about(1.0), seconds=420, controller=Controller(max_rollouts=20)).play()
+    assert run.rate(10, 20) >= 0.9 * 20
+    assert run.rate(390, 420) >= 0.85 * 20
+
+
+@pytest.mark.parametrize("most", [10, 20])
+def test_where_answers_take_half_a_minute_little_is_refused_as_well(most: int) -> None:
+    run = Run(OpenAtOnce(lambda _: most), about(30.0), seconds=1200).play()
+    assert run.rate(300, 1200) >= 0.9 * most / 30
+    assert run.refused_share < 0.06
+
+
 @pytest.mark.parametrize(("per_second", "share"), [(2, 0.06), (5, 0.04), (10, 0.025)])
 def test_a_slow_endpoint_is_not_asked_again_and_again_for_more(per_second: int, share: float) -> None:
     run = Run(Bucket(lambda _: per_second, per_second), about(0.05), seconds=120).play()
@@ -65,22 +96,26 @@ def test_it_follows_a_limit_that_changes(before: int, after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "capacity", "share"),
+    ("limit", "capacity", "used", "share"),
     [
-        (OpenAtOnce(lambda _: 150), 150, 0.005),
-        (OpenAtOnce(lambda now: 15 if now < 20 else 60), 45, 0.01),
-        (OpenAtOnce(lambda now: 60 if now < 20 else 15), 30, 0.025),
-        (Bucket(lambda _: 50, 50), 50, 0.015),
-        (Bucket(lambda now: 60 if now < 20 else 20, 20), 100 / 3, 0.025),
+        (lambda: OpenAtOnce(lambda _: 150), 150, 0.9, 0.005),
+        (lambda: OpenAtOnce(lambda now: 15 if now < 20 else 60), 45, 0.85, 0.01),
+        (lambda: OpenAtOnce(lambda now: 60 if now < 20 else 15), 30, 0.9, 0.025),
+        (lambda: Bucket(lambda _: 50, 50), 50, 0.95, 0.015),
+        (lambda: Bucket(lambda now: 60 if now < 20 else 20, 20), 100 / 3, 0.9, 0.025),
+        (lambda: Bucket(lambda now: 20 if now < 20 else 60, 20), 140 / 3, 0.84, 0.02),
+        (lambda: Sliding(1, 20), 20, 0.86, 0.02),
+        (lambda: Sliding(1, 50), 50, 0.88, 0.015),
+        (lambda: Window(1, 20), 20, 0.88, 0.025),
     ],
 )
-def test_nine_tenths_of_a_minute_are_used_though_nobody_told_it_where_to_begin(
-    limit: Limit, capacity: float, share: float
+def test_most_of_a_minute_is_used_though_nobody_told_it_where_to_begin(
+    limit: Callable[[], Limit], capacity: float, used: float, share: float
 ) -> None:
     """Growth from the start included; hardly more than the first few of what is too much is ever sent."""
-    run = Run(limit, about(1.0)).play()
-    assert run.rate(0, 60) >= 0.9 * capacity
-    assert run.refused_share < share
+    runs = [Run(limit(), about(1.0), random=Random(seed)).play() for seed in range(4)]
+    assert mean(run.rate(0, 60) for run in runs) >= used * capacity
+    assert mean(run.refused_share for run in runs) < share
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -95,7 +130,85 @@ def test_a_limit_that_falls_and_rises_again_is_found_both_times() -> None:
     assert run.refused_share < 0.03
 
 
-@pytest.mark.parametrize(("seconds", "requests", "used"), [(10, 300, 0.6), (60, 600, 0.9)])
+@pytest.mark.parametrize(
+    ("limit", "capacity"),
+    [(lambda: Sliding(60, 1200), 20), (lambda: Window(60, 1200), 20), (lambda: Sliding(30, 900), 30)],
+)
+def test_what_an_endpoint_gives_a_minute_is_learnt_when_it_was_used_up_once(
+    limit: Callable[[], Limit], capacity: int
+) -> None:
+    """From then on that is asked for, spread over the minute, and next to nothing refused."""
+    first = Run(limit(), about(0.5), seconds=70).play()
+    run = Run(limit(), about(0.5), seconds=240).play()
+    assert run.rate(70, 240) >= 0.93 * capacity
+    assert run.refused <= first.refused + 0.01 * (run.answered.total() - first.answered.total())
+
+
+@pytest.mark.parametrize("says_too_many", [False, True])
+@pytest.mark.parametrize(("since", "until"), [(0.3, 40), (1, 23), (3, 50), (20, 45), (20, 75)])
+def test_an_endpoint_that_was_away_for_a_while_has_not_used_up_anything(
+    since: float, until: float, says_too_many: bool
+) -> None:
+    limit = Down(since, until, says_too_many)
+    run = Run(limit, about(0.5), seconds=240, controller=Controller(max_rollouts=100)).play()
+    assert run.rate(120, 240) >= 0.9 * 200
+
+
+def test_where_it_was_away_for_a_minute_by_chance_it_finds_out_in_some_minutes() -> None:
+    limit = Down(3, 58, says_too_many=True)
+    run = Run(limit, about(0.5), seconds=500, controller=Controller(max_rollouts=100)).play()
+    assert run.rate(440, 500) >= 0.9 * 200
+
+
+def test_what_another_worker_had_sent_before_is_no_try_of_an_endpoint_that_takes_nothing() -> None:
+    controller, now = Controller(), 0.0
+    for _ in range(50):
+        now += 0.2
+        for number in (1, 2):
+            seen = Seen(sent=4, answered=4, seconds=[1.0] * 4, open_requests=0, most_open=20, sent_at=now)
+            controller.seen(number, seen, now)
+        controller.decide(40, Host(), now)
+    for _ in range(2):
+        now += 0.15
+        refusal = Seen(sent=1, refused=1, too_many=1, refused_since=now - 0.01, sent_at=now - 0.01)
+        controller.seen(1, refusal, now)
+        controller.decide(40, Host(), now)
+    controller.seen(2, Seen(sent=3, refused=1, too_many=1, refused_since=now - 0.5, sent_at=now - 0.4), now + 0.01)
+    controller.seen(2, Seen(refused=2, too_many=2, refused_since=now - 0.4, sent_at=now - 0.4), now + 0.02)
+    for _ in range(5):
+        now += 0.2
+        pace = controller.decide(40, Host(), now)
+        assert pace.requests == 1, "one may be tried, and none was"
+        assert pace.per_second == inf
+    controller.seen(2, Seen(sent=1, open_requests=1, sent_at=now), now + 0.01)
+    assert controller.decide(40, Host(), now + 0.01).requests == 1
+    assert controller.decide(40, Host(), now + 0.5).requests > 1
+
+
+def test_a_minute_that_gives_more_than_it_did_is_found_out() -> None:
+    few, many = Sliding(60, 600), Sliding(60, 3000)
+
+    class Rising:
+        def takes(self, now: float, open_requests: int) -> bool:
+            return (few if now < 120 else many).takes(now, open_requests)
+
+        def retry_after(self, _now: float) -> float:
+            return 0.0
+
+    run = Run(Rising(), about(0.5), seconds=1200).play()
+    assert run.rate(61, 120) <= 10
+    assert run.rate(900, 1200) >= 0.8 * 50
+
+
+def test_one_refusal_that_took_long_says_nothing_of_the_others() -> None:
+    quick = Run(OpenAtOnce(lambda now: 60 if now < 20 else 15), about(1.0)).play()
+    run = Run(OpenAtOnce(lambda now: 60 if now < 20 else 15), about(1.0))
+    run._lately.refused(0.7)
+    run.play()
+    assert run.rate(0, 60) >= 0.95 * quick.rate(0, 60)
+
+
+@pytest.mark.parametrize(("seconds", "requests", "used"), [(10, 300, 0.75), (60, 600, 0.9)])
 def test_an_endpoint_that_has_given_all_for_now_is_tried_with_little_and_used_again_at_once(
     seconds: int, requests: int, used: float
 ) -> None:
@@ -118,6 +231,23 @@ def test_refusals_that_have_nothing_to_do_with_how_much_is_asked_do_not_stop_it(
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("share", "used"), [(0.01, 0.95), (0.03, 0.6), (0.1, 0.8)])
+def test_a_server_that_stumbles_now_and_then_is_used_all_the_same(share: float, used: float, seed: int) -> None:
+    limit = Chance(share, OpenAtOnce(lambda _: 10_000), random=Random(seed))
+    controller = Controller(max_rollouts=100)
+    run = Run(limit, about(1.0), fails=True, random=Random(seed + 10), controller=controller, seconds=120).play()
+    assert run.rate(30, 60) >= used * 100
+    assert run.rate(60, 120) >= 0.85 * 100
+
+
+@pytest.mark.parametrize("most", [15, 40, 150])
+def test_a_limit_that_is_told_by_errors_is_found(most: int) -> None:
+    run = Run(OpenAtOnce(lambda _: most), about(1.0), fails=True).play()
+    assert run.rate(0, 60) >= 0.88 * most
+    assert run.refused_share < 0.1
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_a_limit_behind_such_refusals_is_still_found(seed: int) -> None:
     limit = Chance(0.1, OpenAtOnce(lambda _: 40), random=Random(seed))
     run = Run(limit, about(0.5), seconds=300, random=Random(seed)).play()
@@ -125,12 +255,13 @@ def test_a_limit_behind_such_refusals_is_still_found(seed: int) -> None:
     assert run.refused_share < 0.1 + 0.08
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("most", [1, 8, 100])
 @pytest.mark.parametrize("seconds", [3.0, 30.0])
-def test_after_ten_minutes_without_an_endpoint_it_goes_on_as_before(most: int, seconds: float) -> None:
+def test_after_ten_minutes_without_an_endpoint_it_goes_on_as_before(most: int, seconds: float, fails: bool) -> None:
     controller = Controller(max_rollouts=most)
-    run = Run(Down(200, 800), about(seconds), seconds=1200, controller=controller).play()
-    assert run.rate(900, 1200) >= 0.85 * most / seconds
+    run = Run(Down(200, 800), about(seconds), seconds=1200, fails=fails, controller=controller).play()
+    assert run.rate(900, 1200) >= (0.75 if fails else 0.85) * most / seconds
 
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 10.0])
@@ -190,13 +321,42 @@ def test_a_wait_that_is_asked_for_holds_for_all() -> None:
     assert controller.decide(8, Host(), 10.0).not_before == 130.0
 
 
+def test_errors_by_chance_do_not_make_a_refusal_beside_them_look_like_an_end() -> None:
+    controller = Controller()
+    now = 0.0
+
+    def told(open_requests: int, sent: int, failed: int = 0, refused: int = 0) -> float:
+        nonlocal now
+        now += 0.2
+        seen = Seen(
+            sent=sent,
+            answered=sent - failed - refused,
+            refused=refused,
+            failed=failed,
+            refused_since=now - 0.01,
+            sent_at=now - 0.01,
+            seconds=(1.0,) * 4,
+            open_requests=open_requests,
+            most_open=open_requests,
+        )
+        controller.seen(1, seen, now)
+        return controller.decide(100, Host(), now).requests
+
+    for _ in range(40):
+        told(100, 20)
+    for _ in range(30):
+        told(60, 12, failed=1)
+    assert told(60, 12, failed=1, refused=1) > 30
+    assert told(60, 12) > 30
+
+
 def test_refusals_of_what_was_sent_before_a_cut_are_old_news() -> None:
     controller = Controller()
-    controller.seen(1, Seen(sent=50, answered=0, refused=1, refused_since=10.0, most_open=40), 10.1)
+    controller.seen(1, Seen(sent=50, refused=1, refused_since=10.0, sent_at=10.05, most_open=40), 10.1)
     first = controller.decide(50, Host(), 10.1)
-    controller.seen(1, Seen(sent=20, refused=20, refused_since=10.15, most_open=20), 10.3)
+    controller.seen(1, Seen(sent=20, refused=20, refused_since=10.15, sent_at=10.28, most_open=20), 10.3)
     assert controller.decide(50, Host(), 10.3).per_second >= first.per_second
-    controller.seen(1, Seen(sent=3, refused=1, refused_since=10.35, most_open=5), 10.4)
+    controller.seen(1, Seen(sent=3, refused=1, refused_since=10.35, sent_at=10.36, most_open=5), 10.4)
     assert controller.decide(50, Host(), 10.4).per_second < first.per_second
 
 

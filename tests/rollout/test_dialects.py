@@ -215,6 +215,12 @@ def test_openrouters_reasoning_object_can_be_refused() -> None:
     assert asked["provider"] == {"sort": "price"}
 
 
+def test_an_effort_for_a_model_that_does_not_think_is_left_out() -> None:
+    dialect = Dialect(config(reasoning_effort="low"))
+    assert refused(dialect, '"llama3.2" does not support thinking')
+    assert "reasoning_effort" not in body(dialect)
+
+
 def test_an_effort_the_server_does_not_have_is_the_users_mistake() -> None:
     words = "Unsupported value: 'xhigh' is not supported with this model; reasoning_effort is one of 'low', 'high'."
     assert not refused(Dialect(config(reasoning_effort="xhigh")), words)
@@ -232,7 +238,6 @@ def test_no_reasoning_where_the_server_has_no_word_for_it() -> None:
         "'messages.1': property 'reasoning_content' is unsupported",
         "messages.1.assistant.reasoning_content: Extra inputs are not permitted",
         "messages[1]: unknown field reasoning",
-        "messages.1.content.0: Invalid `signature` in `thinking` block",
     ],
 )
 def test_reasoning_that_must_not_be_sent_back(words: str) -> None:
@@ -242,7 +247,84 @@ def test_reasoning_that_must_not_be_sent_back(words: str) -> None:
     assert not refused(dialect, words)
 
 
-@pytest.mark.parametrize("words", ["failed to parse grammar", "invalid schema: keyword 'format' is not supported"])
+def test_thoughts_whose_signature_is_refused_stay_out_of_that_conversation_alone() -> None:
+    words = "messages.1.content.0: Invalid `signature` in `thinking` block"
+    dialect = Dialect(config())
+    conversation = (UserMessage("hello"), *TURN[1:])
+    assert refused(dialect, words, messages=conversation)
+    assert "reasoning_content" not in body(dialect, conversation)["messages"][1]
+    assert "reasoning_content" in body(dialect, TURN)["messages"][1]
+    assert not refused(dialect, words, messages=conversation)
+
+
+@pytest.mark.parametrize("words", ["messages.1.reasoning_details.0: invalid signature", "Invalid thought signature."])
+def test_signatures_are_known_in_other_words(words: str) -> None:
+    dialect = Dialect(config())
+    conversation = (UserMessage("hello"), *TURN[1:])
+    assert refused(dialect, words, messages=conversation)
+    assert not refused(dialect, words, messages=conversation)
+
+
+def test_a_signature_that_is_missing_is_not_mended_by_leaving_out_more() -> None:
+    words = "Function call is missing a thought_signature in functionCall parts."
+    assert not refused(Dialect(config()), words, messages=(UserMessage("hello"), *TURN[1:]))
+
+
+def test_what_a_server_said_of_a_call_goes_back_to_it() -> None:
+    signed = {"google": {"thought_signature": "SIG"}}
+    asked = AssistantMessage("", tool_calls=(ToolCall("c1", "search_files", {}, echo={"extra_content": signed}),))
+    dialect = Dialect(config())
+    conversation = (UserMessage("hello"), asked)
+    assert body(dialect, conversation)["messages"][1]["tool_calls"][0]["extra_content"] == signed
+    assert refused(dialect, "messages.1: reasoning_details: extra inputs are not permitted", messages=conversation)
+    assert "extra_content" not in body(dialect, conversation)["messages"][1]["tool_calls"][0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unexpected role 'user' after role 'tool'",
+        "After the optional system message, conversation roles must alternate user/assistant/user/assistant/...",
+    ],
+)
+def test_a_server_that_takes_no_question_right_behind_a_result(words: str) -> None:
+    dialect = Dialect(config())
+    conversation = (UserMessage("hello"), *TURN[1:], UserMessage("sum up"))
+    assert not refused(dialect, words)
+    assert refused(dialect, words, messages=conversation)
+    roles = [message["role"] for message in body(dialect, conversation)["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "user"]
+    assert body(dialect, conversation)["messages"][-1]["content"] == "sum up"
+    assert not refused(dialect, words, messages=conversation)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Anthropic doesn't support tool calling without `tools=` param specified",
+        "The toolConfig field must be defined when using toolUse and toolResult content blocks.",
+    ],
+)
+def test_a_server_that_takes_no_results_without_tools(words: str) -> None:
+    dialect = Dialect(config())
+    body(dialect, TURN, (SEARCH,))
+    assert not refused(dialect, words)
+    assert "tools" not in body(dialect, TURN)
+    assert refused(dialect, words, tools=())
+    asked = body(dialect, TURN)
+    assert ([tool["function"]["name"] for tool in asked["tools"]], asked["tool_choice"]) == (["search_files"], "none")
+    assert "tools" not in body(dialect)
+    assert not refused(dialect, words, tools=())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "failed to parse grammar",
+        "invalid schema: keyword 'format' is not supported",
+        "the format of the value at toolConfig.tools.0.toolSpec.inputSchema.json is invalid",
+    ],
+)
 def test_schema_keywords_that_a_grammar_cannot_take(words: str) -> None:
     dialect = Dialect(config())
     body(dialect, tools=(SEARCH,))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.gate import Gate, GateClosedError, Places
+from rollout.gate import Gate, GateClosedError, Lately, Places
 from rollout.pacer import divided
 
 
 async def request(gate: Gate, seconds: float = 0.0, *, refused: bool = False, wait: float = 0.0) -> None:
-    async with gate.passage() as passage:
+    with await gate.enter() as passage:
         await asyncio.sleep(seconds)
         passage.answered, passage.refused, passage.wait_seconds = not refused, refused, wait
 
@@ -94,11 +94,14 @@ def test_a_pace_that_was_on_its_way_does_not_end_a_wait() -> None:
     assert asyncio.run(run()) >= 0.19
 
 
-def test_many_gates_that_share_a_low_rate_do_not_send_one_each_at_first() -> None:
+@pytest.mark.parametrize("before", [[], [1e6 / 64]])  # as gates are told that there is no limit
+def test_many_gates_that_share_a_low_rate_do_not_send_one_each_at_first(before: list[float]) -> None:
     async def run() -> int:
         gates = [Gate() for _ in range(64)]
-        for gate in gates:
-            gate.pace(1, 1 / 64, 0.0)
+        for per_second in [*before, 1 / 64]:
+            for gate in gates:
+                gate.pace(1, per_second, 0.0)
+            await asyncio.sleep(0.01)
         tasks = [asyncio.create_task(request(gate)) for gate in gates]
         await asyncio.sleep(0.05)
         for task in tasks:
@@ -133,11 +136,11 @@ def test_who_waits_before_another_try_does_wait() -> None:
         gate = Gate()
         pauses = [asyncio.create_task(gate.pause(60)) for _ in range(3)]
         await asyncio.sleep(0.01)
-        waiting = [gate.report().waiting_requests]
+        waiting = [gate.report().pausing_requests]
         pauses[0].cancel()
         gate.close()
         await asyncio.gather(*pauses, return_exceptions=True)
-        return [*waiting, gate.report().waiting_requests]
+        return [*waiting, gate.report().pausing_requests]
 
     assert asyncio.run(run()) == [3, 0]
 
@@ -195,6 +198,23 @@ def test_new_places_are_taken_up_one_after_another() -> None:
     assert places.at(6) == 4
 
 
+def test_what_may_still_be_refused_is_what_was_sent_as_lately_as_refusals_come() -> None:
+    lately = Lately()
+    for at in (1.0, 1.1, 1.1, 1.3):
+        lately.sent(at)
+    assert lately.unsettled(1.3) == (1.3,), "nothing was refused yet"
+    lately.over(1.3)
+    lately.refused(0.2)  # and half as long again
+    for at in (2.0, 2.1, 2.1, 2.2):
+        lately.sent(at)
+    lately.over(2.1)
+    lately.over(1.1)  # long ago
+    assert lately.unsettled(2.25) == (2.0, 2.1, 2.2)
+    assert lately.unsettled(2.45) == (2.2,)
+    assert lately.unsettled(9.0) == ()
+    lately.over(2.2)
+
+
 def test_after_a_refusal_places_are_taken_up_slowly_from_what_is_still_open() -> None:
     places = Places()
     places.allow(30, 0)
@@ -202,9 +222,9 @@ def test_after_a_refusal_places_are_taken_up_slowly_from_what_is_still_open() ->
     assert places.at(10.05) == 0
     places.left(20, 10.05)  # what became free is not taken up at once
     assert places.at(10.1) == 21
-    assert places.when(22) == pytest.approx(10.1 + 0.3 / 9)
+    assert places.when(22) == pytest.approx(10.1 + 0.3 / 3)  # slowly first
     places.allow(25, 10.2)  # told by the controller: it goes on from there, no faster
-    assert places.at(10.2) == pytest.approx(21 + 9 / 3 + 1)
+    assert places.at(10.2) == pytest.approx(21 + 9 / 9 + 1)
     assert places.at(10.4) < 25
     assert places.at(10.8) == 25
     places.refused(25, 20)

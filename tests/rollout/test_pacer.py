@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from math import inf
+
+import pytest
+
 from rollout.bound import Bound
 from rollout.controller import Controller, Seen
 from rollout.pacer import Pacer
@@ -19,3 +23,47 @@ def test_where_nobody_has_told_what_it_wants_places_go_by_rollouts() -> None:
     pacer = Pacer(Controller(_requests=Bound(1.0, 1.0, 1.0, 1.0)))
     shares = pacer.news({1: 2, 2: 30})
     assert [share["requests"] for share in shares.values()] == [0, 1]
+
+
+def test_where_not_every_worker_has_a_place_those_that_have_share_the_rate() -> None:
+    controller = Controller(_requests=Bound(2.0, 1.0, 1.0, 1.0), _rate=Bound(3.0, 1.0, 1.0, 1.0))
+    pacer = Pacer(controller)
+    for worker in range(4):
+        pacer.seen(worker, Seen(waiting_requests=worker))
+    shares = pacer.news(dict.fromkeys(range(4), 5)).values()
+    assert [share["requests"] for share in shares] == [0, 0, 1, 1]
+    assert [share["per_second"] for share in shares] == [0, 0, 1.5, 1.5]
+    pacer = Pacer(Controller(_requests=Bound(8.0, 1.0, 1.0, 1.0), _rate=Bound(3.0, 1.0, 1.0, 1.0)))
+    assert [share["per_second"] for share in pacer.news({1: 2, 2: 4}).values()] == [pytest.approx(1), pytest.approx(2)]
+
+
+@pytest.mark.parametrize(("places", "workers"), [(1, 1), (3, 1), (8, 2), (9, 3), (15, 4), (200, 4)])
+def test_few_places_are_shared_by_few_workers_once_the_limit_is_known(places: int, workers: int) -> None:
+    bound = Bound(float(places), 1.0, 1.0, 1.0)
+    pacer = Pacer(Controller(_requests=bound))
+    assert pacer.workers(4) == 4
+    pacer.news({1: places})
+    assert pacer.workers(4) == 4, "that is where it begins"
+    bound.cut(places, 0.0)
+    bound.value = places
+    pacer._paced_at = -inf
+    pacer.news({1: places})
+    assert pacer.workers(4) == workers
+
+
+def test_a_worker_that_has_spoken_is_told_everything_again() -> None:
+    pacer = Pacer(Controller())
+    assert list(pacer.news({1: 4})) == [1]
+    pacer._paced_at = -inf
+    assert pacer.news({1: 4}) == {}, "nothing has changed"
+    pacer.spoke(1)
+    assert list(pacer.news({1: 4})) == [1]
+
+
+def test_it_says_what_holds_rollouts_back_and_which_way_their_number_goes() -> None:
+    pacer = Pacer(Controller(max_rollouts=4))
+    assert pacer.words(3) == ""
+    pacer.seen(1, Seen(sent=1, refused=1, refused_since=1.0, wait_seconds=60))
+    pacer.news({1: 4})
+    assert pacer.words(4) == "at most 4: waits 60 s as the endpoint asks"
+    assert pacer.words(6) == "on the way down to 4: waits 60 s as the endpoint asks"

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rollout.messages import AssistantMessage, ToolCall, Usage
@@ -28,6 +28,29 @@ def message(**fields: Any) -> AssistantMessage:
 def call(**function: Any) -> ToolCall:
     (only,) = message(tool_calls=[{"id": "c1", "type": "function", "function": {"name": "t", **function}}]).tool_calls
     return only
+
+
+SPENT = {"usage": {"prompt_tokens": 9, "completion_tokens": 3, "cost": 0.5}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"choices": []},
+        {"choices": [{"finish_reason": "stop"}]},
+        {"choices": [{"finish_reason": "error", "message": {"content": "part"}}]},
+        {"choices": [{"error": {"code": 502, "message": "upstream"}}]},
+        {"error": {"message": "Rate limit exceeded"}},
+    ],
+)
+def test_what_is_no_answer_may_have_its_price(answer: dict[str, Any]) -> None:
+    with pytest.raises(TryError) as raised:
+        read_reply(json.dumps({**answer, **SPENT}).encode())
+    assert (raised.value.usage, raised.value.cost_usd) == (Usage(9, 3), 0.5)
+    with pytest.raises(TryError) as raised:
+        read_reply(json.dumps({**answer, "usage": "much"}).encode())
+    assert (raised.value.usage, raised.value.cost_usd) == (Usage(), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +125,8 @@ def test_a_text_in_thousands_of_chunks_is_one_text() -> None:
 def test_reasoning_is_kept_as_it_came() -> None:
     fields = {"reasoning": "s", "reasoning_details": [{"type": "reasoning.encrypted", "data": "AAAA", "index": 0}]}
     assert message(**fields, reasoning_content="").echo == fields
-    assert message(content="x").echo == {}
+    assert message(content="x", reasoning="").echo == {}
+    assert message(content="x", reasoning_content="").echo == {"reasoning_content": ""}, "DeepSeek wants it back"
 
 
 def test_think_blocks_stay_in_the_text() -> None:
@@ -137,7 +161,14 @@ def test_arguments(arguments: Any, expected: dict[str, Any]) -> None:
         ('"text"', "not a JSON object"),
         ('{"path":"a.txt","content":"hel', CUT),
         ('{"path":', CUT),
-        ("hello", CUT),
+        ('{"a": tru', CUT),
+        ('{"a": "}"', CUT),
+        (r'{"a": "\"}', "no valid JSON (Unterminated string starting at: line 1 column 7 (char 6))"),
+        ("hello", "no valid JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("ls -la", "no valid JSON (Expecting value: line 1 column 1 (char 0))"),
+        ('{"a":1};', "no valid JSON (Extra data: line 1 column 8 (char 7))"),
+        ('{"a":1}</tool_call>', "no valid JSON (Extra data: line 1 column 8 (char 7))"),
+        ('{"a":"}"}\n```', "no valid JSON (Extra data: line 2 column 1 (char 10))"),
         ("NaN", "no valid JSON (NaN is no number in JSON)"),
         ('{"timeout": -Infinity}', "no valid JSON (-Infinity is no number in JSON)"),
         ('{"timeout": 1e999}', "no valid JSON (1e999 is no number in JSON)"),
@@ -146,6 +177,14 @@ def test_arguments(arguments: Any, expected: dict[str, Any]) -> None:
 )
 def test_bad_arguments_are_kept_and_told(arguments: str, problem: str) -> None:
     assert call(arguments=arguments) == ToolCall("c1", "t", {"_raw": arguments}, problem)
+
+
+@given(st.dictionaries(st.text(), ANY_JSON, min_size=1).map(json.dumps), st.data())
+def test_arguments_that_stop_half_way_are_cut(whole: str, data: st.DataObject) -> None:
+    assume(not read_arguments(whole)[1])  # with numbers that JSON has
+    part = whole[: data.draw(st.integers(1, len(whole) - 1))]
+    if not part.endswith(("}", "]")):  # what looks whole is told to the model, which knows
+        assert read_arguments(part)[1] == CUT
 
 
 def test_arguments_that_are_a_list_are_kept_as_text() -> None:
@@ -193,6 +232,7 @@ def test_one_call_without_its_list_and_the_legacy_form() -> None:
         ("stop", "stop"),
         ("MAX_TOKENS", "length"),
         ("SAFETY", "content_filter"),
+        ("content_filter: PROHIBITED_CONTENT", "content_filter"),
         (None, ""),
         (5, ""),
         ("tool_calls", "tool_calls"),
@@ -200,6 +240,25 @@ def test_one_call_without_its_list_and_the_legacy_form() -> None:
 )
 def test_finish_reason(reason: Any, read_as: str) -> None:
     assert read({"content": "x"}, reason).finish_reason == read_as
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+def test_an_answer_that_was_broken_off_is_none(reason: str) -> None:
+    with pytest.raises(TryError, match=f'finish_reason "{reason}"') as refused:
+        read({"content": "The answer is bec"}, reason)
+    assert refused.value.verdict.retry
+
+
+@pytest.mark.parametrize("reason", ["malformed_function_call", "function_call_filter: MALFORMED_FUNCTION_CALL"])
+def test_a_call_that_the_server_could_not_read_is_none(reason: str) -> None:
+    said = read({"tool_calls": [{"id": "a", "function": {"name": "t", "arguments": "{}"}}]}, reason)
+    assert said.message == AssistantMessage("")
+
+
+def test_what_else_a_server_says_of_a_call_is_kept_for_it() -> None:
+    signed = {"google": {"thought_signature": "SIG"}}
+    entry = {"id": "a", "function": {"name": "t", "arguments": "{}"}, "extra_content": signed, "index": 0}
+    assert message(tool_calls=[entry]).tool_calls == (ToolCall("a", "t", {}, echo={"extra_content": signed}),)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.retry import Attempts, RetryPolicy, TryError, Verdict, classify, retry_after_seconds
+from tools.own_time import OwnTime
 
 RETRIED = Verdict("server", retry=True)
 NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
@@ -85,6 +87,43 @@ def test_a_wait_beyond_the_budget_is_not_begun() -> None:
     assert delays(RetryPolicy(total_seconds=10), error=failed(retry_after_seconds=60)) == []
 
 
+def test_one_refusal_before_and_one_after_a_long_queue_do_not_end_a_request() -> None:
+    clock = Clock()
+    own_time = OwnTime(clock)
+    attempts = Attempts(RetryPolicy(total_seconds=300), own_time)
+    assert attempts.delay_after(failed()) is not None
+    clock.seconds += 330
+    own_time.left_out += 330
+    assert attempts.delay_after(failed()) is not None
+    clock.seconds += 300  # the endpoint's own slowness counts
+    assert attempts.delay_after(failed()) is None
+
+
+def delays_behind(queues: list[float], try_seconds: float, seed: int) -> list[float]:
+    """The waits of a request that waits for each of its turns as long as the queue is then; the same dice each time."""
+    clock = Clock()
+    own_time = OwnTime(clock)
+    attempts = Attempts(RetryPolicy(), own_time)
+    waits: list[float] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rollout.retry._DICE", Random(seed))
+        for queue in queues:
+            clock.seconds += queue + try_seconds
+            own_time.left_out += queue
+            delay = attempts.delay_after(failed())
+            if delay is None:
+                break
+            waits.append(delay)
+            clock.seconds += delay
+    return waits
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=25), st.integers(0, 100), st.integers(0, 9))
+def test_how_long_our_own_queue_is_changes_nothing_of_the_tries(queues: list[int], try_seconds: int, seed: int) -> None:
+    behind = delays_behind([float(queue) for queue in queues], try_seconds, seed)
+    assert behind == delays_behind([0.0] * len(queues), try_seconds, seed)
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
@@ -142,6 +181,13 @@ def test_any_retry_after_is_understood_or_ignored(value: str) -> None:
         ),
         (400, "rate limit reached", "rate_limit", True),
         (400, "your credit balance is too low", "billing", False),
+        (400, "you have reached your specified api usage limits", "billing", False),
+        (400, "budget has been exceeded! current cost: 1.0, max budget: 1.0", "billing", False),
+        (412, "account x is suspended, possibly due to reaching the monthly spending limit", "billing", False),
+        (412, "precondition failed", "bad_request", False),
+        (400, "content exists risk", "content_blocked", False),
+        (400, "too many tokens, please wait before trying again.", "rate_limit", True),
+        (200, "too many tokens, please wait before trying again.", "rate_limit", True),
         (400, "", "bad_request", False),
         (405, "", "bad_request", False),
         (408, "", "timeout", True),
@@ -183,6 +229,10 @@ def test_what_a_refusal_means(status: int, words: str, kind: str, retry: bool) -
         (400, "the request exceeds the available context size. try increasing the context size"),
         (400, "input is too long for requested model."),
         (400, "this model's maximum prompt length is 131072 but the request contains 200000 tokens."),
+        (400, "invalid request: your request exceeded model token limit: 8192"),
+        (422, "input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. given: 9000 and 100"),
+        (422, "input validation error: `inputs` must have less than 8192 tokens. given: 9000"),
+        (400, "the decoder prompt (length 5000) is longer than the maximum model length of 4096."),
         (413, "prompt is too long: 210000 tokens > 200000 maximum"),
         (413, "the conversation exceeds the context window"),
         (413, "maximum length exceeded"),

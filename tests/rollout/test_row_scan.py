@@ -122,7 +122,7 @@ def test_junk_is_told_and_passed_over(tmp_path: Path, junk: bytes, reason: str) 
 def test_a_torn_last_line_is_told_and_its_sample_runs_again(tmp_path: Path, torn: bytes) -> None:
     index = scan(tmp_path, a_row(0, "a"), torn)
     assert list(index.indices) == [0]
-    assert told(index) == ["0.jsonl:2: cut in the middle; its sample runs again"]
+    assert told(index) == ["0.jsonl:2: cut in the middle; its sample runs again, unless it has another row"]
 
 
 def test_every_way_to_tear_a_line_is_survived(tmp_path: Path) -> None:

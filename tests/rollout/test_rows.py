@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout.content import content_key, row_key
 from rollout.messages import AssistantMessage, Failure, Message, ToolCall, ToolMessage, Usage, UserMessage
 from rollout.rows import (
     KEYS,
@@ -17,6 +18,7 @@ from rollout.rows import (
     build_row,
     discarded_row,
     encode_row,
+    encode_row_without,
     outcome,
     result_failed,
     summary,
@@ -105,6 +107,28 @@ def test_every_row_has_the_same_keys_and_types() -> None:
         assert shape({key: read[key] for key in KEYS}) == shape(rows[0])
 
 
+@pytest.mark.parametrize("failure", [None, Failure("server", "no s3cr3t-word here")])
+@pytest.mark.parametrize(
+    "sample", [Sample(0, "say s3cr3t-word"), Sample(0, "hi", "reg/s3cr3t-word:1"), Sample(0, "hi")]
+)
+def test_a_row_without_its_secrets_still_tells_what_it_answers(sample: Sample, failure: Failure | None) -> None:
+    row = build_row(
+        sample, Ended((UserMessage(sample.prompt), AssistantMessage("s3cr3t-word")), failure=failure), FACTS
+    )
+    line = encode_row_without(["s3cr3t-word"], row)
+    assert b"s3cr3t" not in line
+    shown = json.loads(line)
+    assert row_key(shown) == content_key(sample.prompt, sample.image, sample.cwd)
+    assert ("asked" in shown) == (sample != Sample(0, "hi"))
+    assert encode_row_without(["another-word"], row) == encode_row(row)
+
+
+@pytest.mark.parametrize("asked", ["", "00", "zz" * 24, 7, None, ["00" * 24]])
+def test_a_row_that_says_badly_what_it_answers_is_read_as_if_it_did_not(asked: Any) -> None:
+    row = build_row(Sample(0, "q"), Ended(MESSAGES), FACTS)
+    assert row_key({**row, "asked": asked}) == row_key(row)
+
+
 def test_a_failed_row_says_why_and_keeps_what_was_spent_and_said() -> None:
     failure = Failure("rate_limit", "429 slow down \ud800")
     row = build_row(Sample(1, "q\0"), Ended(MESSAGES[:2], failure=failure), FACTS)
@@ -140,6 +164,16 @@ def test_the_outcome_of_a_row(row: dict[str, Any], expected: str) -> None:
     assert outcome(row) == expected
 
 
+@pytest.mark.parametrize(
+    ("content", "thought", "told"), [("4", "CALL", False), ("CALL", "hm", True), ("4", "hm", False)]
+)
+def test_calls_as_text_are_told_from_thoughts_of_them(content: str, thought: str, told: bool) -> None:
+    as_text = '<tool_call>\n{"name": "t"}\n</tool_call>'
+    answer = AssistantMessage(content.replace("CALL", as_text), thought.replace("CALL", as_text))
+    row = build_row(Sample(1, "q"), Ended((UserMessage("q"), answer)), FACTS)
+    assert summary(row)["calls_as_text"] is told
+
+
 def test_the_summary_has_what_a_run_watches() -> None:
     failed = build_row(Sample(1, "q"), Ended(failure=Failure("auth", "401")), FACTS)
     assert summary(failed) == {
@@ -147,6 +181,7 @@ def test_the_summary_has_what_a_run_watches() -> None:
         "stop_reason": "stop",
         "error_kind": "auth",
         "error_message": "401",
+        "calls_as_text": False,
         "cost_usd": 0.25,
         "prompt_tokens": 100,
         "completion_tokens": 20,

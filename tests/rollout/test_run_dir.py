@@ -122,6 +122,7 @@ def test_what_this_process_wrote_is_added_to_an_earlier_scan(tmp_path: Path) -> 
     with open_run(tmp_path, resume=True) as run_dir:
         rows = run_dir.scan()
         run_dir.append(4, line(a_row(1, "b")))
+        run_dir.sync()
         run_dir.scan_own(rows)
         again = run_dir.scan()
         assert (

@@ -15,6 +15,7 @@ import pytest
 from rollout.files import RunDirError
 from rollout.run_dir import check_run
 from rollout.run_lock import RunLock
+from tests.rollout import nfs_locks
 from tests.rollout.run_files import a_row, line, open_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,6 +121,30 @@ def test_a_pid_file_that_may_be_alive_is_left_to_a_person(tmp_path: Path, owner:
     with pytest.raises(RunDirError, match=r"\.pid says that a process .* if not so, remove it"):
         RunLock.acquire(tmp_path)
     assert (tmp_path / ".pid").read_text(encoding="utf-8") == owner
+
+
+def test_on_nfs_a_run_is_gone_on_with_and_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", nfs_locks.flock)
+    with open_run(tmp_path) as run_dir:
+        run_dir.append(0, line(a_row(0, "a")))
+    with open_run(tmp_path, resume=True):
+        assert not (tmp_path / "r" / ".pid").exists(), "the lock is the kernel's"
+    with other_process(tmp_path) as process:
+        assert RunLock.held(tmp_path / "r")
+        with pytest.raises(RunDirError, match=rf"another process \(pid {process.pid}\) is running this run"):
+            check_run("r", resume=True, data=tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.EIO])
+def test_a_lock_that_cannot_be_looked_at_is_not_taken_for_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(_handle: int, _operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    RunLock.acquire(tmp_path).release()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not RunLock.held(tmp_path)
 
 
 def test_releasing_twice_does_no_harm(tmp_path: Path) -> None:

@@ -185,10 +185,11 @@ def test_turns_seconds_and_toolsets() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1))
-def test_the_median_of_turns_is_the_median(counts: Sequence[int]) -> None:
-    statistics = counted(*(row(*[gpt("x")] * turns) for turns in counts))
+def test_medians_are_medians(counts: Sequence[int]) -> None:
+    statistics = counted(*(row(*[gpt("x")] * count, seconds=count) for count in counts))
     in_order = sorted(counts)
-    assert statistics.median_turns() == (in_order[(len(counts) - 1) // 2] + in_order[len(counts) // 2]) / 2
+    median = (in_order[(len(counts) - 1) // 2] + in_order[len(counts) // 2]) / 2
+    assert statistics.median_turns() == statistics.median_seconds() == median
 
 
 SOME_ROWS = (

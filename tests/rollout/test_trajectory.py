@@ -138,6 +138,10 @@ def test_later_user_messages_are_human_turns() -> None:
         ("<think>a</think>4</think>5", "", "<think>\na\n</think>\n4<\\/think>5"),
         ("<think>never closed", "", "<think>\nnever closed\n</think>"),
         ("opened by the template</think>4", "", "<think>\nopened by the template\n</think>\n4"),
+        ("4<think>b</think>5", "a", "<think>\na\n</think>\n4<\\think>b<\\/think>5"),
+        ("In `<think>` and `</think>`.", "", "<think>\n</think>\nIn `<\\think>` and `<\\/think>`."),
+        ("In `<think>x</think>`.", "a", "<think>\na\n</think>\nIn `<\\think>x<\\/think>`."),
+        ("<think>x</think>`ls` does", "", "<think>\nx\n</think>\n`ls` does"),
         ("Close it with </think>.", "easy", "<think>\neasy\n</think>\nClose it with <\\/think>."),
         ("Open it with <think>.", "", "<think>\n</think>\nOpen it with <\\think>."),
         ("Write <tool_call>{}</tool_call>", "", "<think>\n</think>\nWrite <\\tool_call>{}<\\/tool_call>"),
@@ -152,6 +156,15 @@ def test_one_think_block_in_front(content: str, reasoning: str, value: str) -> N
 def test_thinking_is_what_the_think_block_holds() -> None:
     assert thinking(AssistantMessage("<think>b</think>4", "a")) == "a\n\nb"
     assert thinking(AssistantMessage("<think> </think>4", " ")) == ""
+
+
+def test_many_thoughts_are_looked_for_in_one_another_a_hundred_times_at_most() -> None:
+    repeated = "t" + "<think>a</think>" * 5000
+    text, thoughts = split_thinking(repeated, native="a" * 100_000)
+    assert (len(thoughts), text.count("<think>")) == (100, 4900)
+    assert split_thinking(repeated) == ("t", ["a"] * 5000)
+    assert gpt(repeated, "b") == "<think>\nb\n</think>\n" + repeated.replace("<", "<\\")
+    assert gpt("<think>a</think>" * 5000, "a") == "<think>\na\n</think>"
 
 
 def test_many_unclosed_blocks_take_no_long_time() -> None:

@@ -32,7 +32,7 @@ def closed_for(seconds: float) -> Gate:
 
 
 async def passes(gate: Gate, seconds: float = 0.0) -> None:
-    async with gate.passage():
+    with await gate.enter():
         await asyncio.sleep(seconds)
 
 
