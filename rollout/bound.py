@@ -39,6 +39,7 @@ class Bound:
         self._probe_answers = probe_answers
         self._slowest = slowest
         self._limit = inf  # where it rests
+        self._rest = inf  # the same, however unsure
         self._age = 0.0  # seconds since it was there again; negative before
         self._depth = 0.0
         self._cut_at = -inf
@@ -59,6 +60,11 @@ class Bound:
         return self._seconds > 1
 
     @property
+    def is_least(self) -> bool:
+        """Whether it is as low as it can be, but for what does not make another whole one."""
+        return self.value < 1.5 * self._floor
+
+    @property
     def was_cut(self) -> bool:
         """Whether it was cut since ``settle``."""
         return self._depth > 0
@@ -66,12 +72,11 @@ class Bound:
     @property
     def has_regrown(self) -> bool:
         """Whether it is back where it rests; what is refused there says that this is too high."""
-        return self.value >= 0.99 * self._limit
+        return self.value >= 0.99 * self._rest
 
-    @property
-    def is_far_beyond(self) -> bool:
-        """Whether so much more is taken than where the limit was that it must be elsewhere, or nowhere."""
-        return self.value > _GONE * self._limit
+    def is_far_beyond(self, taken: float) -> bool:
+        """Tell whether so much more is taken than where the limit was that it must be elsewhere, or nowhere."""
+        return taken > _GONE * self._limit
 
     @property
     def measured(self) -> float:
@@ -117,9 +122,11 @@ class Bound:
             patience = min(lost_seconds / _CHEAP_SECONDS, _MOST_PATIENCE)
             self._patience = max(min(patience, 2 * self._patience if self.known else patience / 4), 1.0)
         self._depth = min(2 * self._depth or _DEPTH, _WORST)
-        least = self._floor if self.value == inf else max(self.value * _WORST, self._floor)
+        least = self._floor if unsure or self.value == inf else max(self.value * _WORST, self._floor)
         rest = max(min(self.value, max(limit, least)) * self._near, self._floor)
         self.value = max(rest * (1 - self._depth), self._floor)
+        unsure &= rest != self._rest  # nobody meets the same limit twice by chance
+        self._rest = rest
         if self.known or not unsure:
             self._limit = rest
             self._age = -((max(1 - self.value / rest, 0.0) / _STEEPNESS) ** (1 / 3))
@@ -127,7 +134,7 @@ class Bound:
 
     def set(self, limit: float, seconds: float, now: float) -> None:
         """Take a limit that was found otherwise. It goes by a window of so many seconds: to go beyond shows as late."""
-        self.value = self._limit = max(limit * self._near, self._floor)
+        self.value = self._limit = self._rest = max(limit * self._near, self._floor)
         self._age = self._depth = 0.0
         self._seconds = max(seconds, 1.0)
         self._begin_to_measure(self.value, now)
@@ -135,7 +142,7 @@ class Bound:
     def at_least(self, taken: float) -> None:
         """So much was taken after all: the limit cannot be below."""
         if self.known and taken * self._near > self._limit:
-            self._limit = taken * self._near
+            self._limit = self._rest = taken * self._near
             self.value = max(self.value, self._limit * (1 - _DEPTH))
 
     def lower(self, value: float) -> None:
@@ -144,7 +151,7 @@ class Bound:
 
     def forget(self) -> None:
         """Take the limit for unknown again."""
-        self._limit = inf
+        self._limit = self._rest = inf
         self._seconds = 1.0
 
     def grow(self, seconds: float, per_second: float) -> None:

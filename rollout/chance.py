@@ -22,7 +22,10 @@ _MARGIN = 1.5  # what was measured in so few
 _MEMORY = 300.0  # requests, of the share that is refused
 _SECOND = 1.0  # in which what is refused is compared with what is expected
 _DEVIATIONS = 2.5  # above that (of a Poisson distribution) is no chance any more
+_STRAY = 1  # refusal more: of few requests that happens, and it costs little
 _TRIAL_SECONDS = 10.0
+_END_SECONDS = 3.0  # of a trial; by then more must be taken than before it
+_WORTH = 1.2  # times as much
 _REST_SECONDS = 60.0  # after a trial that failed; each that fails doubles it
 
 
@@ -42,6 +45,7 @@ class Chance:
         self._far_since = 0.0
         self._far_requests = 0
         self._far_refusals = 0
+        self._taken = self._taken_before = 0.0  # now, and before the trial; whatever comes first in what is taken
         self._trial_ends = 0.0
         self._rests_until = 0.0
         self._rest_seconds = _REST_SECONDS
@@ -57,6 +61,7 @@ class Chance:
         self._most = [max(most * kept, now_taken) for most, now_taken in zip(self._most or taken, taken, strict=True)]
         far = (now_taken <= self._far_below * most for most, now_taken in zip(self._most, taken, strict=True))
         self._is_far = all(far)
+        self._taken = taken[0]
         if not self._is_far:
             self._far_since, self._far_requests, self._far_refusals = now, 0, 0
         elif now >= self._far_since + self._settle_seconds:
@@ -82,6 +87,7 @@ class Chance:
         """Take that share as given."""
         self._believed = self._share = _MARGIN * self._far_refusals / self._far_requests
         self._far_since, self._far_requests, self._far_refusals = now, 0, 0
+        self._taken_before = self._taken
         self._trial_ends = self._rests_until = now + _TRIAL_SECONDS
 
     def is_tried(self, now: float) -> bool:
@@ -89,9 +95,12 @@ class Chance:
         return self._believed > 0 and now < self._trial_ends
 
     def explains(self, now: float) -> bool:
-        """Tell whether no more is refused than is to be expected."""
+        """Tell whether no more is refused than is to be expected, and to ask for more was of use."""
+        is_ending = self._trial_ends - _END_SECONDS <= now < self._trial_ends
+        if not self._believed or (is_ending and self._taken < _WORTH * self._taken_before):
+            return False
         expected = min(self._believed, _MARGIN * self._share) * self._requests.since(now - _SECOND)
-        return self._refusals.since(now - _SECOND) <= expected + _DEVIATIONS * sqrt(expected)
+        return self._refusals.since(now - _SECOND) <= expected + _DEVIATIONS * sqrt(expected) + _STRAY
 
     def fail(self, now: float) -> None:
         """There is a limit after all."""

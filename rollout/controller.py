@@ -30,6 +30,7 @@ from statistics import median
 
 from rollout.bound import Bound
 from rollout.chance import Chance
+from rollout.levels import Told, most_together
 from rollout.recent import LEAST_SECONDS, Recent
 from rollout.saturation import Saturation
 from rollout.silence import Sent, Silence
@@ -53,7 +54,7 @@ _FAR = 0.7  # below so much of what was taken before, a single refusal has anoth
 _MET_TIMES = 4  # refusals that are compared
 _STEADIER = 0.7  # times as far apart, or less: that is where refusals come
 _TOLD = 0.8  # times the rate that was thought to be taken; what a silence tells is as exact
-_FEW = 4  # open requests are bounded too roughly to do without a rate
+_FEW = 4  # open requests; fewer say little by their share of what was taken before
 _RATE_ANSWERS = 10  # that a rate is measured by
 _MIN_RATE_SECONDS, _MAX_RATE_SECONDS = 1.0, 5.0
 _LONG_SECONDS = 15.0
@@ -86,7 +87,8 @@ class Seen:
     wait_seconds: float = 0.0  # the longest that was asked for, from now on
     seconds: Sequence[float] = ()  # of answered requests
     open_requests: int = 0  # now
-    most_open: int = 0  # that were not refused
+    most_open: Sequence[int] = ()  # that were not refused, in each of the latest stretches (rollout/levels.py)
+    told_at: float = 0.0  # the end of these (monotonic seconds)
     waiting_requests: int = 0  # now, for their turn
     pausing_requests: int = 0  # now, before another try
     sent_at: float = 0.0  # when the latest request was sent (monotonic seconds)
@@ -100,6 +102,7 @@ class Seen:
             refused_since=self.refused_since and self.refused_since + ahead_seconds,
             sent_at=self.sent_at and self.sent_at + ahead_seconds,
             unsettled=[at + ahead_seconds for at in self.unsettled],
+            told_at=self.told_at + ahead_seconds,
         )
 
 
@@ -158,6 +161,8 @@ class Controller:
     _open: dict[int, Seen] = field(default_factory=dict)  # the latest of each worker
     _cut_at: float = -inf
     _refused_at: float = -inf  # when a bound was last cut for it
+    _refused_since: float = -inf  # when the latest request was sent that it was cut for
+    _most_open: int = 0  # at once, since the last decision
     _accepted_since_cut: int = 0
     _held_seconds: float = 0.0  # that the endpoint asked for when it was cut: nothing was sent meanwhile
     _accepted_in_all: int = 0
@@ -198,29 +203,33 @@ class Controller:
         seen = self._open.get(worker, Seen())
         return seen.open_requests + seen.waiting_requests
 
+    def open(self, worker: int) -> int:
+        """Return how many requests a worker has open."""
+        return self._open.get(worker, Seen()).open_requests
+
     def decide(self, rollouts: int, host: Host, now: float) -> Pace:
         """Say what may be done now that so many rollouts run. To be asked a few times a second."""
         self._began_at = min(self._began_at, now)
+        self._most_open = self._together(max(self._decided_at, now - LEAST_SECONDS), now)
         passed, self._decided_at = min(now - max(self._decided_at, self._began_at), 1.0), now
         news, self._news = self._news, _News()
         self._note(news, passed, now)
         if self._is_too_much(news, now):
             self._cut(news, now)
         else:
-            self._requests.took(self._most_open(), now)
+            self._requests.took(self._most_open, now)
             self._rate.took(self._per_second(now), now)
             if now - self._refused_at < _BESIDE_SECONDS:  # only now all have told what was open beside the refusal
-                self._requests.at_least(sum(seen.most_open - seen.refused for seen in self._open.values()))
+                self._requests.at_least(self._together(self._refused_since, self._refused_since))
             if now >= max(self._not_before, self._silence.until):
                 self._grow(host, passed, now)
-        open_requests = sum(seen.open_requests for seen in self._open.values())
         if rollouts:
             waiting = sum(seen.waiting_requests + seen.pausing_requests for seen in self._open.values())
-            busy = (open_requests + waiting) / rollouts
+            busy = (self._open_requests + waiting) / rollouts
             self._busy_share += (min(busy, 1.0) - self._busy_share) * passed * 0.2
         self._take_told_rate(now)
         sent = Sent(max((seen.sent_at for seen in self._open.values()), default=0.0), self._unsettled())
-        places = self._silence.places(open_requests, self._requests.value, passed, now, sent=sent)
+        places = self._silence.places(self._open_requests, self._requests.value, passed, now, sent=sent)
         requests = min(self._requests.value, places)
         not_before = max(self._not_before, self._silence.until)
         may_run, is_limit = self._rollouts(rollouts, host), self._requests.known
@@ -232,7 +241,7 @@ class Controller:
         self._accepted_in_all += news.accepted
         self._silence.took(news.accepted, now)
         self._rate.use(news.accepted, passed)
-        most_open = self._most_open()
+        most_open = self._most_open
         taken = (self._accepted.per_second(_MAX_RATE_SECONDS, now), most_open)
         self._chance.saw(news.accepted, news.refused, taken, passed, now)
         self._failed.add(news.failed, now)
@@ -270,25 +279,34 @@ class Controller:
 
     def _cut(self, news: _News, now: float) -> None:
         soon = news.refused_since - self._cut_at < _SOON_SECONDS + _LATE * self._held_seconds or self._silence.is_met
-        if soon and self._accepted_since_cut <= sum(at > self._cut_at for at in self._unsettled()):
-            self._silence.meet(self._most_open(), self._requests.most, now, is_limit=news.too_many > 0)
+        nothing = soon and self._accepted_since_cut <= sum(at > self._cut_at for at in self._unsettled())
+        if nothing and not self._is_full:
+            self._silence.meet(self._most_open, self._requests.most, now, is_limit=news.too_many > 0)
             self._why = "the endpoint takes nothing now"
         else:
             requests, rate = self._blamed(now, again=now - self._cut_at < _AGAIN_SECONDS)
-            if drained := self._silence.drained(self._saturation.typical_seconds, self._requests.value, now):
+            drained = self._silence.drained(self._saturation.typical_seconds, self._requests.value, now)
+            if drained:
                 self._requests.lower(drained)
+            if drained or nothing:
                 requests, rate = True, False
             unsure = self._accepted_in_all < _SURE_ANSWERS
             lost = self._lost_seconds(now)
             if requests:
-                self._requests.cut(self._most_open(), now, lost_seconds=lost, unsure=unsure)
+                self._requests.cut(self._most_open, now, lost_seconds=lost, unsure=unsure)
             if rate and (limit := self._limit_of_rate(now)):
                 self._rate.cut(limit, now, lost_seconds=lost, unsure=unsure)
             self._silence.end()
-            self._refused_at = now
+            self._refused_at, self._refused_since = now, news.refused_since
             self._why = "the endpoint's limit"
         self._cut_at, self._accepted_since_cut = now, 0
         self._held_seconds = max(self._not_before - now, 0.0)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether as much is open as was ever taken, so that nothing more is taken until some of it is answered."""
+        settled = self._open_requests - len(self._unsettled())
+        return not self._silence.is_met and settled >= _SAME * self._requests.most > 0
 
     def _unsettled(self) -> list[float]:
         return [at for seen in self._open.values() for at in seen.unsettled]
@@ -307,19 +325,18 @@ class Controller:
 
     def _blamed(self, now: float, *, again: bool) -> tuple[bool, bool]:
         """Say which bound a refusal is blamed on, open requests or the rate; both when neither alone was it."""
-        most_open = self._most_open()
-        near_open = self._requests.nearness(max(most_open, sum(seen.open_requests for seen in self._open.values())))
+        most_open = self._most_open
+        near_open = self._requests.nearness(max(most_open, self._open_requests))
         near_rate = self._rate.nearness(self._per_second(now))
-        few = most_open < _FEW
         if not again:
             self._requests.settle()
             self._rate.settle()
-            if not few and max(near_open, near_rate) < _FAR:
+            if most_open >= _FEW and max(near_open, near_rate) < _FAR:
                 return False, False  # unless the next one follows soon
         if now < self._rated_until:
             return False, True
         used_up = self._not_before > now + _LONG_WAIT_SECONDS
-        if few or used_up or (again and self._requests.was_cut == self._rate.was_cut):
+        if used_up or (again and self._requests.was_cut == self._rate.was_cut):
             return True, True
         if again:
             is_open = self._rate.was_cut or self._requests.has_regrown
@@ -328,6 +345,7 @@ class Controller:
             is_open = self._comes_at_so_many(near_open >= _SAME * near_rate)
         else:
             is_open = True  # fewer open requests are fewer a second as well
+        is_open &= not self._requests.is_least
         return is_open, not is_open
 
     def _comes_at_so_many(self, otherwise: bool) -> bool:
@@ -350,7 +368,7 @@ class Controller:
         first = min(max(now - self._began_at, LEAST_SECONDS) / _FIRST_SECONDS, 1.0)
         windows = (_MIN_RATE_SECONDS, _MAX_RATE_SECONDS, _LONG_SECONDS)
         measured = max(0.0, *(self._accepted.per_second(seconds, now) for seconds in windows))
-        if self._most_open() >= _FEW:
+        if self._most_open >= _FEW:
             measured = max(measured, self._rate.most)  # of late: it is not yet sure that the rate is to blame
         return first * measured
 
@@ -364,7 +382,7 @@ class Controller:
             self._why = reason
             return
         self._why = "the endpoint's limit" if self._requests.known or self._rate.known else ""
-        most_open = self._most_open()
+        most_open = self._most_open
         used = most_open >= min(_USED * self._requests.value, self._requests.value - 1)
         per_second = self._accepted.per_second(_SOON_SECONDS, now)
         in_the_way = used and self._rate.value < _IN_THE_WAY * per_second
@@ -374,9 +392,9 @@ class Controller:
             if not used:
                 return
             self._requests.grow(passed, per_second)
-            if self._requests.is_far_beyond and self._saturation.hardly_slower:
+            if self._requests.is_far_beyond(most_open) and self._saturation.hardly_slower:
                 self._requests.forget()
-                if self._rate.is_far_beyond:
+                if self._rate.is_far_beyond(self._rate.value):
                     self._rate.forget()
             if self._requests.value > _STEP * self._saturation.allowed_at_step:
                 self._saturation.step(self._requests.value, most_open, now)
@@ -389,12 +407,16 @@ class Controller:
         used = self._per_second(now) if self._rate.is_told else self._accepted.per_second(_SOON_SECONDS, now)
         return used >= _USED * self._rate.value
 
-    def _most_open(self) -> int:
-        return sum(seen.most_open for seen in self._open.values())
+    @property
+    def _open_requests(self) -> int:
+        return sum(seen.open_requests for seen in self._open.values())
+
+    def _together(self, since: float, until: float) -> int:
+        return most_together([Told(seen.most_open, seen.told_at) for seen in self._open.values()], since, until)
 
     def _saturated(self, passed: float, now: float) -> str:
         """Say whether answers only take longer, and ask for less when they take far longer."""
-        most_open = self._most_open()
+        most_open = self._most_open
         if self._is_rate_used(now) or not self._saturation.is_met(most_open, passed, now):
             return ""
         if now - self._cut_at > self._saturation.typical_seconds:  # they come from since then

@@ -16,6 +16,7 @@ from math import inf
 from typing import Self
 
 from rollout.controller import MAX_WAIT_SECONDS, Seen
+from rollout.levels import Levels
 from rollout.wall import had_turn_at_once, waiting_for_turn
 
 _BRAKE_SECONDS = 0.1
@@ -153,7 +154,7 @@ class Gate:
     _saved: float = 1.0  # requests that may be sent now
     _saved_at: float = field(default_factory=time.monotonic)
     _open: int = 0
-    _most_open: int = 0
+    _levels: Levels = field(default_factory=Levels)
     _queue: deque[asyncio.Future[None]] = field(default_factory=deque)
     _pausing: int = 0
     _timer: asyncio.TimerHandle | None = None
@@ -217,6 +218,8 @@ class Gate:
 
     def report(self) -> Seen:
         """Return what was met with since the last report."""
+        now = time.monotonic()
+        unsettled = self._lately.unsettled(now)
         seen = Seen(
             sent=self._sent,
             answered=self._answered,
@@ -227,16 +230,16 @@ class Gate:
             wait_seconds=self._wait_seconds,
             seconds=tuple(round(seconds, 4) for seconds in self._seconds),
             open_requests=self._open,
-            most_open=self._most_open,
+            most_open=self._levels.told(now, doubtful=unsettled if self._refused else ()),
+            told_at=now,
             waiting_requests=len(self._queue),
             pausing_requests=self._pausing,
             sent_at=self._sent_at,
-            unsettled=self._lately.unsettled(time.monotonic()),
+            unsettled=unsettled,
             sandbox_seconds=tuple(round(seconds, 4) for seconds in self._sandbox_seconds),
         )
         self._sent = self._answered = self._refused = self._too_many = self._failed = 0
         self._refused_since = self._wait_seconds = 0.0
-        self._most_open = self._open
         self._seconds.clear()
         self._sandbox_seconds.clear()
         return seen
@@ -252,6 +255,7 @@ class Gate:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it had got its turn already
                 self._open -= 1
+                self._levels.open(self._open, time.monotonic())
                 self._open_next()
             raise
 
@@ -266,6 +270,7 @@ class Gate:
                 return False
             self._saved -= 1
         self._open += 1
+        self._levels.open(self._open, now)
         self._sent += 1
         return True
 
@@ -305,6 +310,10 @@ class Gate:
 
     def _note(self, passage: Passage, now: float) -> None:
         self._open -= 1
+        if passage.refused or passage.failed:
+            self._levels.refused(passage.sent_at, self._open, now)
+        else:
+            self._levels.open(self._open, now)
         self._lately.over(passage.sent_at)
         self._places.left(self._open, now)
         self._wait_seconds = max(self._wait_seconds, passage.wait_seconds)
@@ -316,10 +325,7 @@ class Gate:
         if passage.refused or passage.failed:
             self._refused_since = max(self._refused_since, passage.sent_at)
         self._too_many += passage.too_many
-        if passage.failed:
-            self._failed += 1
-        elif not passage.refused:
-            self._most_open = max(self._most_open, self._open + 1)
+        self._failed += passage.failed
         if not passage.refused:
             if self._failed == passage.failed == 1:
                 self.on_refusal()

@@ -84,8 +84,9 @@ class Pacer:
         pace = self._pace = self.controller.decide(running, self._host, now)
         busy = {worker: count for worker, count in rollouts.items() if count}
         places = round(pace.requests)
-        given = dict(zip(busy, divided(places, list(self._wanted(places, busy).values())), strict=True))
-        senders = given if 0 < places < len(busy) else busy  # where some have no place, the rate is the others' alone
+        targets = self._targets(places, busy)
+        given = targets if places >= running else self._within(places, targets)
+        senders = targets if 0 < places < len(busy) else busy  # where some have no place, the rate is the others' alone
         shares = {
             worker: {
                 "requests": given[worker],
@@ -100,12 +101,32 @@ class Pacer:
         self._told |= changed
         return changed
 
-    def _wanted(self, places: int, busy: Mapping[int, int]) -> Mapping[int, int]:
-        """Return what places are divided by: rollouts, or requests where not every worker can have a place."""
+    def _targets(self, places: int, busy: Mapping[int, int]) -> dict[int, int]:
+        """Divide places by rollouts. Where not every worker can have one, those with few rollouts end them first."""
         if places >= len(busy):
-            return busy
-        wanted = {worker: self.controller.wanted(worker) for worker in busy}
-        return wanted if any(wanted.values()) else busy
+            return dict(zip(busy, divided(places, list(busy.values())), strict=True))
+        asking = [worker for worker in busy if self.controller.wanted(worker)] or list(busy)
+        asking.sort(key=lambda worker: (busy[worker], not self._places(worker)))
+        return {worker: int(worker in asking[:places]) for worker in busy}
+
+    def _within(self, places: int, targets: Mapping[int, int]) -> dict[int, int]:
+        """Give nobody a place that another one's open requests still take."""
+        given = {worker: min(self._places(worker), target) for worker, target in targets.items()}
+        taken = {worker: max(count, self._taken(worker)) for worker, count in given.items()}
+        room = max(places - sum(taken.values()), 0)
+        for worker in sorted(targets, key=lambda worker: given[worker] - targets[worker]):
+            more = min(targets[worker] - given[worker], room)
+            given[worker] += more
+            room -= max(given[worker] - taken[worker], 0)
+        return given
+
+    def _places(self, worker: int) -> int:
+        """Return how many places a worker was told of last."""
+        return int(self._told.get(worker, {}).get("requests", 0))
+
+    def _taken(self, worker: int) -> int:
+        """Return how many requests a worker has open, or may have by now."""
+        return max(self.controller.open(worker), min(self._places(worker), self.controller.wanted(worker)))
 
 
 def divided(places: int, wanted: Sequence[int]) -> list[int]:

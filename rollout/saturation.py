@@ -27,6 +27,7 @@ _MIN_STEP_SECONDS = 0.5
 _UNTOLD_STEP_SECONDS = 0.5  # where answers take longer, steps come nevertheless,
 _UNTOLD = 4.0  # until so many times as many may be open as answers have told of
 _PART = 0.25  # of what was open before a step, answered since, tells what it has led to
+_LARGE_PART, _LEAST_TIMES = 0.5, 4  # the same, and no fewer, tell of the best answer time: the quickest come first
 
 
 @dataclass
@@ -99,7 +100,8 @@ class Saturation:
         quick = median(self._seconds_since or [0.0]) <= _HARDLY_SLOWER * self._best_seconds
         if not quick and self._per_second(now) <= _WORTH * self._step.per_second:
             return False
-        self._note_best(most_open)
+        if len(self._seconds_since) >= min(max(self._step.most_open * _LARGE_PART, _LEAST_TIMES), _MOST_TIMES):
+            self._note_best(most_open)
         self._told = self._step.allowed
         return True
 

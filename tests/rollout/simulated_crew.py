@@ -20,6 +20,7 @@ from rollout.pacer import Pacer
 from tests.rollout.simulated_endpoint import Limit
 
 REFUSAL_SECONDS = 0.01
+SANDBOX_SECONDS = 0.02
 TELL_SECONDS, HEAR_SECONDS = 0.1, 0.001
 
 
@@ -28,7 +29,7 @@ class _Clock(selectors.SelectSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = time.monotonic()  # defaults of fields are taken from the real one
+        self.now = 2.0**20  # the same each time, and later than the real one, which defaults of fields are taken from
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         assert timeout is not None, "nobody waits for anything any more"
@@ -71,7 +72,7 @@ class Crew:
 
     async def _play(self, began_at: float) -> None:
         pacer = Pacer(self.controller)
-        wake = asyncio.Event()
+        wake, spoke = asyncio.Event(), set[int]()
         gates = [Gate(on_refusal=wake.set) for _ in range(self.workers)]
         rollouts: list[set[asyncio.Task[None]]] = [set() for _ in gates]
         loop = asyncio.get_running_loop()
@@ -86,6 +87,10 @@ class Crew:
                 number = min(fullest[: pacer.workers(self.workers)], key=lambda number: len(rollouts[number]))
                 task = asyncio.create_task(self._rollout(gates[number], began_at))
                 rollouts[number].add(task)
+                if number not in spoke:
+                    spoke.add(number)
+                    pacer.spoke(number)
+                    loop.call_soon(wake.set)
                 task.add_done_callback(rollouts[number].discard)
             wake.clear()
             loop.call_later(TELL_SECONDS, wake.set)
@@ -96,6 +101,7 @@ class Crew:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _rollout(self, gate: Gate, began_at: float) -> None:
+        await asyncio.sleep(SANDBOX_SECONDS)
         for _ in range(2):
             while True:
                 with await gate.enter() as passage:

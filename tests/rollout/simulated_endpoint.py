@@ -12,6 +12,7 @@ from typing import Protocol
 
 from rollout.controller import Controller, Host, Pace, Seen
 from rollout.gate import Lately, Places
+from rollout.levels import Levels
 
 TELL_SECONDS = 0.2
 BURST_SECONDS = 0.02
@@ -181,6 +182,7 @@ class Run:
     _report: dict[str, float] = field(default_factory=dict)
     _times: deque[float] = field(default_factory=deque)
     _lately: Lately = field(default_factory=Lately)
+    _levels: Levels = field(default_factory=Levels)
 
     def play(self) -> Run:
         self._forget()
@@ -215,7 +217,8 @@ class Run:
             wait_seconds=report["wait"],
             seconds=seconds,
             open_requests=self._open,
-            most_open=int(report["most"]),
+            most_open=self._levels.told(now, doubtful=self._lately.unsettled(now) if report["refused"] else ()),
+            told_at=now,
             waiting_requests=self._waiting,
             pausing_requests=self._retrying,
             sent_at=self._sent_at,
@@ -233,6 +236,7 @@ class Run:
 
     def _on_answer(self, now: float, sent_at: float) -> None:
         self._open -= 1
+        self._levels.open(self._open, now)
         self._lately.over(sent_at)
         self._places.left(self._open, now)
         self._accepted -= 1
@@ -246,6 +250,7 @@ class Run:
 
     def _on_refusal(self, now: float, sent_at: float) -> None:
         self._open -= 1
+        self._levels.refused(sent_at, self._open, now)
         self._lately.over(sent_at)
         self._lately.refused(now - sent_at)
         self.refused += 1
@@ -280,11 +285,11 @@ class Run:
             self._report["sent"] += 1
             if self.limit.takes(now, self._accepted):
                 self._accepted += 1
-                self._report["most"] = max(self._report["most"], self._accepted)
                 self._at(now + self.latency(self.random), "answer", now)
             else:
                 self._at(now + self.refusal_seconds, "refusal", now)
             self._open += 1
+            self._levels.open(self._open, now)
             self._lately.sent(now)
             self._sent_at = now
         when = max(self._places.when(self._open + 1), self.pace.not_before, now + max(1 - self._saved, 0) / per_second)
@@ -293,7 +298,7 @@ class Run:
             self._at(max(when, now) + 1e-4, "turn")
 
     def _forget(self) -> None:
-        self._report = {"sent": 0, "answered": 0, "refused": 0, "since": 0.0, "wait": 0.0, "most": self._accepted}
+        self._report = {"sent": 0, "answered": 0, "refused": 0, "since": 0.0, "wait": 0.0}
         self._times.clear()
 
     def _at(self, when: float, what: str, sent_at: float = 0.0) -> None:

@@ -109,3 +109,29 @@ def test_with_few_answers_it_feels_for_more_slowly_but_never_stands_still() -> N
     for _ in range(1000):
         idle.grow(0.1, 0.0)
     assert idle.value > 2 * before
+
+
+def test_a_limit_met_before_much_was_asked_is_believed_when_it_is_met_twice() -> None:
+    subject = bound(8.0)
+    subject.cut(1.0, 0.0, unsure=True)
+    assert (subject.value, subject.known) == (FLOOR, False), "as low as it was met, whatever was allowed"
+    assert subject.is_least
+    for _ in range(3):
+        subject.start()
+    assert not subject.is_least
+    subject.cut(3.0, 1.0, unsure=True)
+    assert not subject.known
+    assert not subject.has_regrown
+    subject.start()
+    assert subject.has_regrown
+    subject.cut(3.0, 2.0, unsure=True)
+    assert subject.known
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken", "is_beyond"), [(3, 3, False), (3, 4, True), (8, 8, False), (100, 104, True)]
+)
+def test_more_than_one_more_must_be_taken_for_a_limit_to_be_gone(limit: int, taken: int, *, is_beyond: bool) -> None:
+    subject = bound(2.0 * limit)
+    subject.cut(limit, 0.0)
+    assert subject.is_far_beyond(taken) is is_beyond

@@ -45,6 +45,27 @@ def test_on_trial_as_much_is_expected_and_not_much_more() -> None:
     assert not chance.explains(now + 2.2)
 
 
+@pytest.mark.parametrize(("per_second", "explains"), [(11, False), (13, True)])
+def test_a_trial_must_bring_more_than_there_was(per_second: int, explains: bool) -> None:
+    """Otherwise it is a limit, which refuses a share of whatever is too much."""
+    chance = Chance()
+    now = far_below(chance, 0.1, 30)
+    chance.try_(now)
+    for second in range(1, 9):
+        chance.saw(per_second, 1, (float(per_second),), 1.0, now + second)
+        assert chance.explains(now + second) == (explains or second < 7)
+
+
+def test_of_few_requests_one_more_may_be_refused_than_is_likely() -> None:
+    chance = Chance()
+    now = far_below(chance, 0.1, 30)
+    chance.try_(now)
+    chance.saw(2, 3, (2.0,), 0.9, now + 0.9)
+    assert chance.explains(now + 0.9)
+    chance.saw(0, 2, (2.0,), 0.05, now + 0.95)
+    assert not chance.explains(now + 0.95)
+
+
 def test_after_a_trial_that_failed_the_next_one_waits_longer_and_longer() -> None:
     chance, now, waits = Chance(), 0.0, []
     for _ in range(3):
