@@ -17,6 +17,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ _FEW = 64  # entries of a folder
 _SMALL_BYTES = 1 << 20  # of a file
 _MEMORY = Path("/dev/shm")  # noqa: S108 (the folder made there is checked to be ours)
 _ROOM_BYTES = 256 << 20  # free there: what is written to a file in a sandbox passes through
+_PAUSES = (0.0, 0.02, 0.1, 0.0)  # seconds after each try: who was killed may yet have made a file meanwhile
 _numbers = itertools.count(1)
 
 
@@ -145,13 +147,16 @@ def remove(name: str) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a folder whatever the modes inside; what still resists is left to the next sweep."""
-    shutil.rmtree(path, ignore_errors=True)
-    for folder, names, _ in os.walk(path):  # what is left is looked into once it may be
-        for inner in (Path(folder, name) for name in names):
-            if not inner.is_symlink():
-                with contextlib.suppress(OSError):
-                    inner.chmod(0o700)
-    shutil.rmtree(path, ignore_errors=True)
+    for pause in _PAUSES:
+        shutil.rmtree(path, ignore_errors=True)
+        if not os.path.lexists(path):
+            return
+        for folder, names, _ in os.walk(path):  # what is left is looked into once it may be
+            for inner in (Path(folder, name) for name in names):
+                if not inner.is_symlink():
+                    with contextlib.suppress(OSError):
+                        inner.chmod(0o700)
+        time.sleep(pause)
 
 
 def _remove_if_small(path: Path) -> bool:

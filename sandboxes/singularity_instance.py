@@ -53,7 +53,7 @@ timeout -k 5 "$start" "$program" "$@" </dev/null 3>&-
 echo $? >&3
 cat >/dev/null
 timeout -k 5 "$stop" "$program" instance stop --force "$name" </dev/null 3>&-
-rm -rf "$folder" "$channel" || { chmod -R u+rwX "$folder"; rm -rf "$folder"; }
+rm -rf "$folder" "$channel" || { chmod -R u+rwX "$folder"; sleep 0.1; rm -rf "$folder" "$channel"; }
 """
 
 

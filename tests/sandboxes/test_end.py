@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,6 +202,22 @@ class TestSweep:
                 mine.remove()
         finally:
             folders.remove_tree(strange)
+
+    def test_what_somebody_still_writes_to_is_removed_all_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, rmtree, late = tmp_path / "sandbox", shutil.rmtree, ["one", "two"]
+        path.mkdir()
+
+        def remove(what: Path, *, ignore_errors: bool) -> None:
+            rmtree(what, ignore_errors=ignore_errors)
+            if late:  # it was made before the folder was gone
+                (what / late.pop()).mkdir(parents=True)
+
+        monkeypatch.setattr("shutil.rmtree", remove)
+        folders.remove_tree(path)
+        assert not late
+        assert not path.exists()
 
     def test_folders_of_other_pid_namespaces_are_let_be(self) -> None:
         foreign = folders.base() / "999999998-1-1-1"  # in a namespace that has the number 1, which this one has not
