@@ -95,6 +95,10 @@ class Seen:
     unsettled: Sequence[float] = ()  # when requests were sent that may still be refused
     sandbox_seconds: Sequence[float] = ()  # that sandboxes took to start
 
+    def says_the_same(self, other: Seen) -> bool:
+        """Tell whether this is no news after the other one; only when it was told differs."""
+        return replace(self, told_at=other.told_at) == other
+
     def by_clock_of_parent(self, ahead_seconds: float) -> Seen:
         """Return the same, told by a worker whose clock is so far behind the one of the controller."""
         return replace(
@@ -305,8 +309,12 @@ class Controller:
     @property
     def _is_full(self) -> bool:
         """Whether as much is open as was ever taken, so that nothing more is taken until some of it is answered."""
-        settled = self._open_requests - len(self._unsettled())
-        return not self._silence.is_met and settled >= _SAME * self._requests.most > 0
+        return not self._silence.is_met and self._settled >= _SAME * self._requests.most > 0
+
+    @property
+    def _settled(self) -> int:
+        """How many requests are open and will not be refused any more: refusals can take seconds."""
+        return self._open_requests - len(self._unsettled())
 
     def _unsettled(self) -> list[float]:
         return [at for seen in self._open.values() for at in seen.unsettled]
@@ -392,7 +400,7 @@ class Controller:
             if not used:
                 return
             self._requests.grow(passed, per_second)
-            if self._requests.is_far_beyond(most_open) and self._saturation.hardly_slower:
+            if self._requests.is_far_beyond(min(most_open, self._settled)) and self._saturation.hardly_slower:
                 self._requests.forget()
                 if self._rate.is_far_beyond(self._rate.value):
                     self._rate.forget()

@@ -176,7 +176,7 @@ class Worker:
     def _tell(self) -> None:
         """Tell the parent what requests met with, unless that is nothing new."""
         seen = self.gate.report()
-        if seen != self._told:
+        if not seen.says_the_same(self._told):
             self._told = seen
             self._send(Frame({"type": "seen", "seen": vars(seen)}))
         self._tell_spent()

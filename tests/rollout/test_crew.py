@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 from statistics import mean
+from unittest.mock import patch
 
 import pytest
 
@@ -60,3 +61,12 @@ def test_next_to_nothing_is_used_by_however_many(
     crews = [Crew(limit(), workers, latency, seconds=120, random=Random(seed)).play() for seed in range(4)]
     assert mean(crew.per_second for crew in crews) >= used
     assert mean(crew.refused_share for crew in crews) < share
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.0])
+def test_refusals_that_take_long_are_no_room(seconds: float) -> None:
+    """Until it is refused a request looks like one that was taken."""
+    with patch("tests.rollout.simulated_crew.REFUSAL_SECONDS", seconds):
+        crew = Crew(OpenAtOnce(lambda _: 20), 4, lambda random: random.uniform(1.6, 2.4), seconds=40).play()
+    assert crew.per_second >= 0.8 * 10
+    assert crew.refused < 80

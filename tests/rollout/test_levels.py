@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +94,20 @@ def test_a_gate_tells_of_what_was_taken_however_much_was_refused_beside_it() -> 
         return [max(told), max(gate.report().most_open)]
 
     assert asyncio.run(run()) == [3, 3]
+
+
+def test_a_gate_that_nothing_happens_at_has_no_news() -> None:
+    async def run() -> list[bool]:
+        gate = Gate()
+        with await gate.enter():
+            news = [gate.report() for _ in range(2)]
+            await asyncio.sleep(STRETCH_SECONDS * 40)
+            news += [gate.report()]
+            await asyncio.sleep(STRETCH_SECONDS * 5)
+            news += [gate.report()]
+        news += [gate.report()]
+        return [later.says_the_same(earlier) for earlier, later in pairwise(news)]
+
+    is_old = asyncio.run(run())
+    assert is_old[2]
+    assert not is_old[3]
