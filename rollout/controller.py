@@ -400,7 +400,7 @@ class Controller:
             if not used:
                 return
             self._requests.grow(passed, per_second)
-            if self._requests.is_far_beyond(min(most_open, self._settled)) and self._saturation.hardly_slower:
+            if self._requests.is_far_beyond(most_open - len(self._unsettled())) and self._saturation.hardly_slower:
                 self._requests.forget()
                 if self._rate.is_far_beyond(self._rate.value):
                     self._rate.forget()
