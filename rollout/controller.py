@@ -292,7 +292,7 @@ class Controller:
             drained = self._silence.drained(self._saturation.typical_seconds, self._requests.value, now)
             if drained:
                 self._requests.lower(drained)
-            if drained or nothing:
+            if drained or nothing:  # as much is open as may be; the rate has nothing to do with that
                 requests, rate = True, False
             unsure = self._accepted_in_all < _SURE_ANSWERS
             lost = self._lost_seconds(now)

@@ -23,10 +23,9 @@ class Told:
     at: float
 
     def within(self, stretch: int) -> int:
-        """Return the most of a stretch; of one that is yet to be told of, or no longer told of, the nearest one's."""
-        if not self.most:
-            return 0
-        return self.most[min(max(stretch - _stretch(self.at) - 1, -len(self.most)), -1)]
+        """Return the most of a stretch; of one that is yet to be told of the latest one's, of one too long ago none."""
+        back = max(_stretch(self.at) - stretch, 0) + 1
+        return self.most[-back] if back <= len(self.most) else 0
 
 
 class Levels:

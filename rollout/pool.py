@@ -296,7 +296,7 @@ class Pool:
             case "waits":
                 self._take_back(worker)
                 worker.waits, worker.solo = True, False
-            case "seen" if self.pacer:
+            case "seen" if self.pacer and worker.spoke:  # only then it is known by which clock
                 seen = Seen(**frame.header["seen"])
                 self.pacer.seen(worker.number, seen.by_clock_of_parent(worker.ahead_seconds))
             case "spent":

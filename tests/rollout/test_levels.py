@@ -53,6 +53,14 @@ def test_of_what_is_not_told_yet_the_latest_counts() -> None:
     assert most_together([], at(9), at(9)) == 0
 
 
+def test_of_what_is_too_long_ago_nothing_is_known() -> None:
+    levels = played((0.5, 5), (100.5, 7))
+    told = [Told(levels.told(at(101.5)), at(101.5))]
+    assert most_together(told, at(0), at(60)) == 0
+    assert most_together(told, at(80), at(80)) == 5
+    assert most_together(told, at(101), at(101)) == 7
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(0.001, 3.0), st.integers(0, 9)), max_size=40))
 def test_together_is_never_less_than_at_any_moment_nor_more_than_the_most_of_each(
     changes: list[tuple[int, float, int]],
