@@ -364,13 +364,13 @@ def slow_disk(place: Workplace, tmp_path: Path, milliseconds: int) -> None:
 @pytest.mark.slow
 def test_a_slow_disk_holds_nobody_up_longer_than_needed(place: Workplace, tmp_path: Path) -> None:
     """Rows that arrive together are saved together."""
-    slow_disk(place, tmp_path, 300)
+    slow_disk(place, tmp_path, 500)
     prompts = [f"question {number:02}" for number in range(40)]
     place.dataset(prompts)
     with ScriptedEndpoint([answer("1", delay_seconds=0.2)]) as endpoint:
         started = time.monotonic()
         ended = place.run(endpoint.base_url, batch_size=20, concurrency=10)
-        assert time.monotonic() - started < 0.3 * len(prompts)
+        assert time.monotonic() - started < 0.5 * len(prompts)  # what one after the other would take
     assert ended.code == 0
     assert recorded(place) == prompts
 
