@@ -300,6 +300,7 @@ class BatchRunner:
             cut=leg.cut,
             skipped_lines=dataset.skipped,
             masked_secrets=leg.masked,
+            refused_requests=leg.checkpoint.refused_requests,
             warnings=warnings,
             files=[leg.run_dir.path / name for name in (TRAJECTORIES, STATISTICS)],
         )

@@ -104,6 +104,7 @@ class Checkpoint:
         self._started = time.monotonic()
         self._batches: tuple[int, int] | None = None  # first and last of this leg
         self._recorded = 0
+        self.refused_requests = 0  # of this leg
         self._seconds_saving = 0.0
 
     def take_over(self, rows: RowIndex, match: Match) -> None:
@@ -153,6 +154,7 @@ class Checkpoint:
             "first_batch": first,
             "last_batch": last,
             "rows": self._recorded,
+            "refused_requests": self.refused_requests,
         }
         return [*self._past_legs, leg]
 
@@ -224,6 +226,7 @@ _LEG_FIELDS: dict[str, Callable[[Any], bool]] = {
     "first_batch": _is_batch,
     "last_batch": _is_batch,
     "rows": is_count,
+    "refused_requests": is_count,
 }
 
 

@@ -82,7 +82,7 @@ class Seen:
     answered: int = 0
     refused: int = 0  # answers that say: too many, or overloaded
     too_many: int = 0  # of these, that say: too many
-    failed: int = 0  # answers that may say so: a server's error
+    failed: int = 0  # answers that may say so: a server's error, which is no refusal above
     refused_since: float = 0.0  # when the latest of these requests was sent (monotonic seconds)
     wait_seconds: float = 0.0  # the longest that was asked for, from now on
     seconds: Sequence[float] = ()  # of answered requests

@@ -77,6 +77,7 @@ class Leg:
                 if group:
                     self._take(group, pool)
                 self._mind_budget(pool)
+                self.checkpoint.refused_requests = pool.refused_requests
                 if progress:
                     progress.advance(len(group), self._words(pool))
         except PoolError as error:
@@ -220,6 +221,8 @@ class Leg:
         pace = pool.pacer.words(pool.in_flight) if pool.pacer else ""
         words = [f"{pool.in_flight} in flight" + (f" ({pace})" if pace else "")]
         words += [f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items() if name != "completed"]
+        if pool.refused_requests:
+            words.append(f"{pool.refused_requests} requests refused")
         if self.cost_usd and self.config.max_cost_usd is None:
             words.append(f"${self.cost_usd:,.2f}")
         words += filter(None, [self.budget.words()])

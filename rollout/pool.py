@@ -92,6 +92,7 @@ class Pool:
     log_file: IO[bytes] | int = subprocess.DEVNULL  # where dying workers' last words go
     start_spawner: StartSpawner = LocalSpawner.start
     stopped: bool = False  # set by stop(): nothing more is dispatched
+    refused_requests: int = 0  # answered with 429 or 5xx until now, as far as workers have told
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _pending: Jobs = field(default_factory=lambda: Jobs(iter(())))
     _suspects: deque[Job] = field(default_factory=deque)
@@ -296,9 +297,8 @@ class Pool:
             case "waits":
                 self._take_back(worker)
                 worker.waits, worker.solo = True, False
-            case "seen" if self.pacer and worker.spoke:  # only then it is known by which clock
-                seen = Seen(**frame.header["seen"])
-                self.pacer.seen(worker.number, seen.by_clock_of_parent(worker.ahead_seconds))
+            case "seen":
+                self._hear_seen(worker, Seen(**frame.header["seen"]))
             case "spent":
                 self._spent[worker.number] = Spending(**frame.header["spent"])
             case "unrun":
@@ -320,6 +320,11 @@ class Pool:
                 self.pacer.spoke(worker.number)
             for job in worker.jobs.values():
                 self._send_job(worker, job)
+
+    def _hear_seen(self, worker: _Worker, seen: Seen) -> None:
+        self.refused_requests += seen.refused + seen.failed
+        if self.pacer and worker.spoke:  # only then it is known by which clock
+            self.pacer.seen(worker.number, seen.by_clock_of_parent(worker.ahead_seconds))
 
     def _bury(self, worker: _Worker) -> list[Outcome]:
         self._forget(worker)

@@ -22,6 +22,7 @@ _QUOTE_CHARS = 240  # of a failure's example message
 _NAMES_SHOWN = 12  # tool names that models made up
 _PROMPTS_SHOWN = 10  # of those whose rows were filtered
 _MINUTE = 60
+_INTERRUPTED = "interrupted"  # a kind of failure
 _WORDS = {
     "completed": "",
     "not_completed": "at the turn limit; kept, with a summary",
@@ -48,6 +49,7 @@ class RunReport:
     cut: int = 0  # rollouts of this leg that ended early, kept, because the budget was used up
     skipped_lines: int = 0  # of the dataset, for holding no sample
     masked_secrets: int = 0  # key-shaped strings in tool results, this leg
+    refused_requests: int = 0  # answered with 429 or 5xx, this leg
     warnings: Sequence[str] = ()
     files: Sequence[Path] = field(default_factory=tuple)  # what the run left behind, most wanted first
 
@@ -55,6 +57,11 @@ class RunReport:
     def failed(self) -> int:
         """Samples whose last attempt failed."""
         return self.statistics.failed
+
+    @property
+    def interrupted_samples(self) -> int:
+        """Of the failed ones, those that an interrupt ended."""
+        return self.statistics.failures[_INTERRUPTED]
 
     @property
     def whole(self) -> bool:
@@ -98,6 +105,8 @@ def _head(report: RunReport) -> Iterator[str]:
         yield _line("skipped lines", report.skipped_lines, "of the dataset, which hold no usable sample")
     if report.masked_secrets:
         yield _line("masked", report.masked_secrets, "key-shaped strings in tool results")
+    if report.refused_requests:
+        yield _line("refused requests", report.refused_requests, "answered with 429 or 5xx")
 
 
 def _tools(statistics: RunStatistics) -> Iterator[str]:
@@ -168,7 +177,9 @@ def _last_line(report: RunReport) -> Iterator[str]:
     if report.whole:
         yield f"Done: {_many(report.samples, 'sample')}, nothing left to do."
         return
-    left = [f"{_number(report.failed)} failed"] if report.failed else []
+    failed = report.failed - report.interrupted_samples
+    left = [f"{_number(failed)} failed"] if failed else []
+    left += [f"{_number(report.interrupted_samples)} interrupted"] if report.interrupted_samples else []
     left += [f"{_number(report.not_run)} not run"] if report.not_run else []
     left += [f"{_number(report.cut)} cut short by the budget (kept)"] if report.cut else []
     interrupted = "Interrupted: " if report.interrupted else ""

@@ -138,7 +138,7 @@ def test_an_interrupt_leaves_a_run_that_can_go_on(place: Workplace, number: sign
         assert sorted(set(prompts_of(endpoint))) == ["first", "second"]
     assert ended.code == 130
     assert not processes_with(command)
-    assert ended.last_line.startswith("Interrupted: 1 failed, 2 not run of 4 samples; resume with: ")
+    assert ended.last_line.startswith("Interrupted: 1 interrupted, 2 not run of 4 samples; resume with: ")
     assert ended.last_line.endswith(" --resume")
     assert place.json("checkpoint.json")["completed_prompts"] == [0]
     assert [row["prompt_index"] for row in place.trajectories()] == [0]

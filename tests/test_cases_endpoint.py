@@ -67,6 +67,12 @@ def test_what_is_waited_for_is_told_to_those_who_ask(retried: Played) -> None:
     assert any(line.startswith("HTTP 429: slow down") for line in told)
 
 
+def test_how_many_requests_were_refused_is_told(retried: Played) -> None:
+    """Two of them with 429, four with 5xx, and one whose body says 502."""
+    assert "  refused requests           7  answered with 429 or 5xx" in retried.ended.stdout.splitlines()
+    assert [leg["refused_requests"] for leg in retried.place.json("checkpoint.json")["legs"]] == [7]
+
+
 def test_a_server_is_given_the_time_it_asks_for(retried: Played) -> None:
     times = [request.time for request in retried.requests if "rate limit" in str(request.body["messages"])]
     assert all(later - earlier >= 1 for earlier, later in pairwise(times))

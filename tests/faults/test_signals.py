@@ -73,7 +73,7 @@ def test_a_signal_while_rollouts_run(place: Workplace, number: signal.Signals) -
         assert not sandboxes(place)
         assert checkpoint_is_true(place)
         assert len(place.trajectories()) == 5
-        assert ended.last_line.startswith("Interrupted: 3 failed of 8 samples; resume with: ")
+        assert ended.last_line.startswith("Interrupted: 3 interrupted of 8 samples; resume with: ")
         assert {row["error"]["kind"] for row in place.rows() if row.get("failed")} == {"interrupted"}
         before = len(endpoint.requests)
         finish(place, resume_command(ended))

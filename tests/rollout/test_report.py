@@ -108,6 +108,16 @@ def test_an_interrupted_run() -> None:
     interrupted = report(row(), not_run=1, interrupted=True)
     assert last_line(interrupted) == f"Interrupted: 1 not run of 2 samples; resume with: {RESUME}"
     assert interrupted.exit_code == 130
+    cut = row(failed=True, completed=False, error={"kind": "interrupted", "message": "the run was interrupted"})
+    both = report(FAILED, cut, cut, interrupted=True)
+    assert last_line(both) == f"Interrupted: 1 failed, 2 interrupted of 3 samples; resume with: {RESUME}"
+
+
+def test_refused_requests_are_counted() -> None:
+    assert "\n  refused requests       1,200  answered with 429 or 5xx\n" in render(
+        report(row(), refused_requests=1200)
+    )
+    assert "refused" not in render(report(row()))
 
 
 def test_discarded_and_filtered_rows_are_visible() -> None:
