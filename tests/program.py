@@ -16,6 +16,7 @@ from typing import Any
 
 from endpoints.script import ScriptedReply
 from endpoints.scripted import RecordedRequest, ScriptedEndpoint
+from tests.forked import Forked
 
 ROOT = Path(__file__).resolve().parent.parent
 Json = dict[str, Any]
@@ -23,6 +24,7 @@ Scenes = Mapping[str, Sequence[ScriptedReply]]  # prompt → what the model says
 
 # What must not come in from whoever runs the tests.
 _NOT_INHERITED = re.compile(r"KEY|TERMINAL_|PROXY|^OPENAI|^PYTHON(UTF8|IOENCODING|DONTWRITEBYTECODE)", re.IGNORECASE)
+_OF_THE_START = re.compile(r"^PYTHON|^LC_|^LANG|^LD_|KEY|TOKEN|SECRET|PASS|^--api.key|^--executor", re.IGNORECASE)
 _RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 
@@ -77,6 +79,7 @@ class Workplace:
 
     path: Path
     env: dict[str, str] = field(default_factory=dict)
+    fresh: bool = False  # the program begins as an interpreter of its own, for tests of how it begins
 
     def dataset(self, rows: Iterable[Any], name: str = "prompts.jsonl") -> Path:
         """Write a dataset; text is a prompt, bytes are a raw line."""
@@ -117,9 +120,15 @@ class Workplace:
 
     def start_command(self, command: Sequence[str], **streams: Any) -> subprocess.Popen[str]:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(
+        kind = subprocess.Popen if streams or self._needs_interpreter(command) else Forked
+        return kind(
             command, cwd=self.path, env=self.environ(), encoding="utf-8", errors="replace", **{**pipes, **streams}
         )
+
+    def _needs_interpreter(self, command: Sequence[str]) -> bool:
+        """Tell whether the start matters: that of another program, what Python itself reads, what /proc shows."""
+        settings = [*self.env, *command[2:]]
+        return self.fresh or command[:2] != self.words() or any(map(_OF_THE_START.search, settings))
 
     def run(self, base_url: str, **flags: Any) -> Ended:
         return self.ended(self.start(base_url, **flags))

@@ -104,6 +104,7 @@ def test_the_first_command_from_nothing(tmp_path: Path) -> None:
     prompts = clone / "data" / "prompts.jsonl"
     prompts.write_text("".join(prompts.read_text(encoding="utf-8").splitlines(keepends=True)[:FEW]), encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    env["PIP_NO_COMPILE"] = "1"  # what is imported is compiled anyway
     pipe = subprocess.PIPE
     with politely():
         process = subprocess.Popen(["sh", "-c", SETUP], cwd=clone, env=env, stdout=pipe, stderr=pipe, text=True)

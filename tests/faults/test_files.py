@@ -267,7 +267,7 @@ def test_two_runs_where_locks_do_not_work(place: Workplace, tmp_path: Path) -> N
     place.env.update(preloaded(NO_LOCKS, tmp_path))
     place.dataset(PROMPTS)
     with (
-        ScriptedEndpoint([answer("1", delay_seconds=3), answer("1")]) as endpoint,
+        ScriptedEndpoint([answer("1", delay_seconds=30), answer("1")]) as endpoint,
         ending(place.start(endpoint.base_url)) as process,
     ):
         wait_until(lambda: endpoint.requests, "the first one works")

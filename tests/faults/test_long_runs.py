@@ -76,6 +76,7 @@ def test_a_long_run_holds_no_more_at_its_end_than_in_its_middle(place: Workplace
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_finished_run_is_read_back_fast_and_in_flat_memory(place: Workplace) -> None:
+    place.fresh = True
     place.dataset(f"question {number:06}" for number in range(ROWS))
     with ScriptedEndpoint([terminal("echo " + "word " * 2000), answer("words " * 2000)]) as endpoint:
         assert place.run(endpoint.base_url, max_samples=1).code == 0

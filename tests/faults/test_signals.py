@@ -106,6 +106,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
 @pytest.mark.slow
 def test_a_signal_during_the_start(place: Workplace, delay_seconds: float, numbers: tuple[signal.Signals, ...]) -> None:
+    place.fresh = True
     place.dataset(["one"])
     with ScriptedEndpoint([answer("1", delay_seconds=600), answer("1")]) as endpoint:
         with ending(place.start(endpoint.base_url)) as process:

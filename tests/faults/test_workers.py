@@ -184,6 +184,7 @@ def test_the_spawner_is_replaced_and_its_workers_work_on(place: Workplace) -> No
 
 @pytest.mark.slow
 def test_a_spawner_that_dies_while_it_starts_is_replaced(place: Workplace) -> None:
+    place.fresh = True
     place.dataset(["one"])
     with ScriptedEndpoint([answer("1")]) as endpoint, ending(place.start(endpoint.base_url)) as process:
         for _ in range(3):

@@ -93,8 +93,9 @@ class Crew:
                     loop.call_soon(wake.set)
                 task.add_done_callback(rollouts[number].discard)
             wake.clear()
-            loop.call_later(TELL_SECONDS, wake.set)
+            timer = loop.call_later(TELL_SECONDS, wake.set)
             await wake.wait()
+            timer.cancel()
         tasks = [task for each in rollouts for task in each]
         for task in tasks:
             task.cancel()

@@ -118,7 +118,7 @@ def test_most_of_a_minute_is_used_though_nobody_told_it_where_to_begin(
     assert mean(run.refused_share for run in runs) < share
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_where_one_request_at_a_time_is_enough_it_is_the_rate_that_is_bound(seed: int) -> None:
     run = Run(Bucket(lambda _: 5, 5), about(0.05), seconds=120, random=Random(seed)).play()
     assert run.rate(0, 120) >= 0.95 * 5
@@ -266,8 +266,9 @@ def test_after_ten_minutes_without_an_endpoint_it_goes_on_as_before(most: int, s
 
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 10.0])
-@pytest.mark.parametrize("most", [1, 3, 8, 100])
-@pytest.mark.parametrize("seconds", [2.3, 30.0, 90.0])
+@pytest.mark.parametrize(
+    ("most", "seconds"), [(1, 2.3), (8, 2.3), (1, 30.0), (3, 30.0), (100, 30.0), (1, 90.0), (8, 90.0)]
+)
 def test_one_refusal_costs_next_to_nothing(most: int, seconds: float, wait_seconds: float) -> None:
     """Also where so few requests are made that they say nothing of a rate."""
     controller = Controller(max_rollouts=most)
