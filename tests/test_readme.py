@@ -93,7 +93,7 @@ def test_the_library_example(place: Workplace) -> None:
 @pytest.mark.model
 @pytest.mark.timeout(2 * MINUTES_10)
 def test_the_first_command_from_nothing(tmp_path: Path) -> None:
-    """What a newcomer copies, in a clone of its own, with a new virtual environment; with the first prompt."""
+    """What a newcomer copies, in a clone of its own, with a new virtual environment; with the shortest prompt."""
     clone = tmp_path / "clone"
     files = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -102,7 +102,8 @@ def test_the_first_command_from_nothing(tmp_path: Path) -> None:
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, clone / name)
     prompts = clone / "data" / "prompts.jsonl"
-    prompts.write_text("".join(prompts.read_text(encoding="utf-8").splitlines(keepends=True)[:FEW]), encoding="utf-8")
+    lines = prompts.read_text(encoding="utf-8").splitlines(keepends=True)
+    prompts.write_text("".join(sorted(lines, key=len)[:FEW]), encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     env["PIP_NO_COMPILE"] = "1"  # what is imported is compiled anyway
     pipe = subprocess.PIPE

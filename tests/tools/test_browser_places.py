@@ -96,9 +96,9 @@ def test_who_is_in_use_gives_up_nothing_and_the_wait_ends() -> None:
 def test_idle_for_long_is_too_long_in_any_case() -> None:
     async def work(places: Places) -> None:
         holder = await Holder(places).take()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.02)
         assert holder.has_place
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.5)
         assert (holder.has_place, places.free) == (False, 1)
 
     at(1, work)

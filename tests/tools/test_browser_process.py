@@ -99,7 +99,7 @@ FLOODS = {
     "reload": "location.reload()",
     "console": "const s = 'x'.repeat(1e5); setInterval(() => { for (let i = 0; i < 200; i++) console.log(s) }, 5)",
     "errors": "setInterval(() => { for (let i = 0; i < 2000; i++) setTimeout(() => { throw i }) }, 5)",
-    "requests": "setInterval(() => { for (let i = 0; i < 300; i++) fetch('/' + i) }, 5)",
+    "requests": "setInterval(() => { for (let i = 0; i < 40; i++) fetch('/' + i) }, 5)",
     "dialogs": "setTimeout(() => { for (;;) alert(1) }, 100)",
 }
 
