@@ -226,13 +226,13 @@ def nap(seconds: int) -> str:
 
 
 def wait_until(true: Callable[[], Any], what: str, timeout_seconds: float = 60) -> None:
-    """Ask again and again, and spend at most a quarter of the time on asking: what is waited for wants the core too."""
+    """Ask again and again, and spend at most a tenth of the time on asking: what is waited for wants the core too."""
     asked = time.monotonic()
     deadline = asked + timeout_seconds
     while not true():
         answered = time.monotonic()
         assert answered < deadline, f"it took too long until {what}"
-        time.sleep(max(0.02, 3 * (answered - asked)))
+        time.sleep(max(0.02, 9 * (answered - asked)))
         asked = time.monotonic()
 
 

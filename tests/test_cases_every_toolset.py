@@ -278,7 +278,9 @@ TASKS = {
     "image_gen": Task("Make an image of a red cat. Where is the file?", "image_generate", "generated_images/image_"),
     "moa": Task("Ask several models what cats want most. What do they say?", "mixture_of_agents", "a red cat"),
     "browser": Task("Open the page http://SITE/tea in the browser. What is its title?", "browser_navigate", "Tea"),
-    "code_execution": Task("Run this Python script: print(17 * 23). What does it print?", "execute_code", "391"),
+    "code_execution": Task(
+        "Run this Python script: import time; time.sleep(1); print(17 * 23). What does it print?", "execute_code", "391"
+    ),
     "todo": Task("Make a todo list with two tasks: buy milk, bake bread.", "todo", "milk"),
     "games": Task("Roll the dice. What came up?", "roll_dice", "[6, 4]"),
     "mcp_shop": Task("What does tea cost in the shop?", "mcp_shop_price", "7 coins"),
@@ -323,7 +325,7 @@ def test_a_small_model_calls_every_toolset(place: Workplace, toolset: str, model
     equip(place).dataset([task.prompt.replace("SITE", site.host)])
     place.env = {
         "WEB_ALLOWED_HOSTS": site.host,
-        "SEARXNG_URL": site.url(),
+        "SEARXNG_URL": site.url("/late"),
         "IMAGE_BASE_URL": others,
         "VISION_BASE_URL": others,
         "VISION_MODEL": "eyes",

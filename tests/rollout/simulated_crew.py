@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from random import Random
 from unittest.mock import patch
 
 from rollout.controller import Controller, Host
 from rollout.gate import Gate, Passage
 from rollout.pacer import Pacer
+from rollout.worker import TELL_SECONDS
 from tests.rollout.simulated_endpoint import Limit
 
 REFUSAL_SECONDS = 0.01
 SANDBOX_SECONDS = 0.02
-TELL_SECONDS, HEAR_SECONDS = 0.1, 0.001
+HEAR_SECONDS = 0.001
 
 
 class _Clock(selectors.SelectSelector):
@@ -73,12 +75,21 @@ class Crew:
     async def _play(self, began_at: float) -> None:
         pacer = Pacer(self.controller)
         wake, spoke = asyncio.Event(), set[int]()
-        gates = [Gate(on_refusal=wake.set) for _ in range(self.workers)]
+        gates: list[Gate] = []
+
+        def tell(number: int) -> None:
+            pacer.seen(number, gates[number].report())
+            wake.set()
+
+        gates += (Gate(on_refusal=partial(tell, number)) for number in range(self.workers))
         rollouts: list[set[asyncio.Task[None]]] = [set() for _ in gates]
         loop = asyncio.get_running_loop()
-        while time.monotonic() < began_at + self.seconds:
-            for number, gate in enumerate(gates):
-                pacer.seen(number, gate.report())
+        tell_at = -inf
+        while (now := time.monotonic()) < began_at + self.seconds:
+            if now >= tell_at:
+                tell_at = now + TELL_SECONDS
+                for number in range(self.workers):
+                    tell(number)
             counts = {number: len(tasks) for number, tasks in enumerate(rollouts)}
             for number, share in pacer.news(counts).items():
                 loop.call_later(HEAR_SECONDS, partial(gates[number].pace, **share))
@@ -91,15 +102,20 @@ class Crew:
                     spoke.add(number)
                     pacer.spoke(number)
                     loop.call_soon(wake.set)
-                task.add_done_callback(rollouts[number].discard)
+                task.add_done_callback(partial(self._over, rollouts[number], wake))
             wake.clear()
-            timer = loop.call_later(TELL_SECONDS, wake.set)
+            timer = loop.call_at(tell_at, wake.set)
             await wake.wait()
             timer.cancel()
         tasks = [task for each in rollouts for task in each]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @staticmethod
+    def _over(rollouts: set[asyncio.Task[None]], wake: asyncio.Event, task: asyncio.Task[None]) -> None:
+        rollouts.discard(task)
+        wake.set()
 
     async def _rollout(self, gate: Gate, began_at: float) -> None:
         await asyncio.sleep(SANDBOX_SECONDS)

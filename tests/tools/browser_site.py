@@ -61,8 +61,11 @@ class _Handler(BaseHTTPRequestHandler):
         site = self.the_site
         site.requests.append(self.path)
         parts = urlsplit(self.path)
-        if parts.path in site.pages:
-            self._answer(site.pages[parts.path].replace("SITE", site.host).encode())
+        if parts.path.startswith("/late/"):
+            site.over.wait(1.0)
+        path = parts.path.removeprefix("/late")
+        if path in site.pages:
+            self._answer(site.pages[path].replace("SITE", site.host).encode())
         elif parts.path == "/endless":
             self._endless()
         elif parts.path == "/slow":
