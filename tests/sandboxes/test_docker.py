@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -239,6 +240,7 @@ class TestEnd:
     @pytest.mark.usefixtures("docker")
     def test_the_loop_is_never_blocked(self) -> None:
         longest = 0.0
+        took: list[float] = []
 
         async def watch() -> None:
             nonlocal longest
@@ -250,14 +252,18 @@ class TestEnd:
         async def body(sandbox: Sandbox) -> None:
             watching = asyncio.create_task(watch())
             other = await backend.open(SPEC)
+            times = [time.monotonic()]
             await sandbox.write_file("big", os.urandom(20_000_000))
+            times.append(time.monotonic())
             await sandbox.read_file("big", max_bytes=20_000_000)
+            times.append(time.monotonic())
+            took.extend(later - earlier for earlier, later in pairwise(times))
             await other.close()
             watching.cancel()
 
         backend = DockerBackend()
         run(body, backend)
-        assert longest < 0.3
+        assert longest < max(0.3, min(took) / 2)  # on a busy machine all takes longer
 
 
 class TestDeath:
