@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import pytest
@@ -46,9 +47,13 @@ def left_over(place: Workplace) -> list[str]:
 
 @pytest.mark.browser
 @needs_chromium[1]
-def test_rollouts_browse_side_by_side(place: Workplace) -> None:
+@pytest.mark.parametrize("program", ["", "chromium"])
+def test_rollouts_browse_side_by_side(place: Workplace, program: str) -> None:
+    if program and not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
     with serving(PAGES) as site:
         place.env["WEB_ALLOWED_HOSTS"] = site.host
+        place.env["BROWSER_EXECUTABLE"] = program
         scenes = {
             f"find tea number {number}": [
                 call("browser_navigate", {"url": site.url()}),

@@ -23,9 +23,10 @@ SETTINGS = (CDP_URL_VARIABLE, EXECUTABLE_VARIABLE, MAX_ROLLOUTS_VARIABLE, ALLOWE
 
 INSTALL_PACKAGE = "install Playwright: pip install 'batch-runner[browser]'"
 INSTALL_PROGRAM = (
-    "no Chromium was found: install one (apt-get install chromium, or playwright install chromium), "
+    "no Chromium was found: install one (apt-get install chromium-headless-shell, or playwright install chromium), "
     f"or name one in {EXECUTABLE_VARIABLE}"
 )
+HEADLESS_SHELL = "/usr/lib/chromium/chromium-headless-shell"  # Debian's; what PATH has by this name stays its parent
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _MAX_DATA_KIB = 3 * 1024 * 1024  # memory that one of Chromium's processes may have for itself; it crashes beyond
 _MAX_SCRIPT_MIB = 512  # of a page's scripts; the page crashes beyond
@@ -65,10 +66,13 @@ def max_rollouts(settings: Settings) -> int:
 
 
 def executable(settings: Settings) -> str:
-    """Return the program to start: the one named in the settings, Playwright's own, or one of PATH; "" for none."""
+    """Return the program to start: the settings' own, Playwright's own, or one of the system's; "" for none.
+
+    Where Chromium is there without its windows too, it is that one, which starts in half the time.
+    """
     if named := settings.get(EXECUTABLE_VARIABLE):
         return shutil.which(named) or ""
-    return _of_playwright() or next(filter(None, map(shutil.which, _NAMES)), "")
+    return _of_playwright() or next(filter(None, map(shutil.which, (HEADLESS_SHELL, *_NAMES))), "")
 
 
 def _of_playwright() -> str:

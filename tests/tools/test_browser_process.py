@@ -46,11 +46,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def browsers(folder: Path) -> list[int]:
-    """The main processes of the browsers there: to their children they hand their flags and more."""
+    """The main processes of the browsers there; their children are of a type."""
     return [
         pid
         for pid in processes_with(f"--user-data-dir={folder}")
-        if Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").endswith(b"/profile")
+        if b"--type=" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 

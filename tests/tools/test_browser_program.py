@@ -22,6 +22,8 @@ def test_an_executable_is_the_one_named_or_none(tmp_path: Path) -> None:
 def test_playwrights_own_is_taken_before_those_of_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    shell = tmp_path / "chromium-headless-shell"
+    monkeypatch.setattr(program, "HEADLESS_SHELL", str(shell))
     assert program.executable({}) == ""
     (tmp_path / "bin").mkdir()
     in_path = tmp_path / "bin" / "chromium"
@@ -30,6 +32,8 @@ def test_playwrights_own_is_taken_before_those_of_path(tmp_path: Path, monkeypat
     (tmp_path / "chromium-1" / "chrome-linux64").mkdir(parents=True)
     (tmp_path / "chromium-1" / "chrome-linux64" / "chrome").touch(0o755)  # another version's
     assert program.executable({}) == str(in_path)
+    shell.touch(0o755)
+    assert program.executable({}) == str(shell)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,7 @@ def test_what_is_missing_is_told(settings: dict[str, str], told: str) -> None:
 def test_no_program_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(program, "HEADLESS_SHELL", str(tmp_path / "none"))
     assert "apt-get install chromium" in program.missing({})
     assert "BROWSER_EXECUTABLE" in program.missing({})
 
