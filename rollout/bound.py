@@ -47,6 +47,7 @@ class Bound:
         self._used = 0.0
         self._seconds = 1.0  # of the window of time that it is known from
         self._patience = 1.0
+        self._times_met = 0  # since it was last unknown
         self._taken: deque[tuple[float, float]] = deque()
 
     @property
@@ -73,6 +74,11 @@ class Bound:
     def has_regrown(self) -> bool:
         """Whether it is back where it rests; what is refused there says that this is too high."""
         return self.value >= 0.99 * self._rest
+
+    @property
+    def was_met_once(self) -> bool:
+        """Whether nothing but one refusal says that it is there."""
+        return self._times_met == 1
 
     def is_far_beyond(self, taken: float) -> bool:
         """Tell whether so much more is taken than where the limit was that it must be elsewhere, or nowhere."""
@@ -125,6 +131,7 @@ class Bound:
         least = self._floor if unsure or self.value == inf else max(self.value * _WORST, self._floor)
         rest = max(min(self.value, max(limit, least)) * self._near, self._floor)
         self.value = max(rest * (1 - self._depth), self._floor)
+        self._times_met += 1
         unsure &= rest != self._rest  # nobody meets the same limit twice by chance
         self._rest = rest
         if self.known or not unsure:
@@ -152,6 +159,7 @@ class Bound:
     def forget(self) -> None:
         """Take the limit for unknown again."""
         self._limit = self._rest = inf
+        self._times_met = 0
         self._seconds = 1.0
 
     def grow(self, seconds: float, per_second: float) -> None:

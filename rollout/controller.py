@@ -402,7 +402,7 @@ class Controller:
             self._requests.grow(passed, per_second)
             if self._requests.is_far_beyond(most_open - len(self._unsettled())) and self._saturation.hardly_slower:
                 self._requests.forget()
-                if self._rate.is_far_beyond(self._rate.value):
+                if self._rate.is_far_beyond(self._rate.value) or self._rate.was_met_once:
                     self._rate.forget()
             if self._requests.value > _STEP * self._saturation.allowed_at_step:
                 self._saturation.step(self._requests.value, most_open, now)

@@ -70,3 +70,11 @@ def test_refusals_that_take_long_are_no_room(seconds: float, refused: int) -> No
         crew = Crew(OpenAtOnce(lambda _: 20), 4, lambda random: random.uniform(1.6, 2.4), seconds=40).play()
     assert crew.per_second >= 0.8 * 10
     assert crew.refused < refused
+
+
+def test_a_rate_that_one_refusal_told_of_is_forgotten_with_the_limit_that_was_to_blame() -> None:
+    """With this seed a refusal for too many at once is blamed on the rate, shortly before the limit rises."""
+    rising = OpenAtOnce(lambda now: 15 if now < 20 else 60)
+    crew = Crew(rising, 4, about_a_second, random=Random(4)).play()
+    assert crew.per_second >= 0.75 * 45
+    assert crew.refused_share < 0.015
