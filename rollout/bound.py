@@ -77,8 +77,8 @@ class Bound:
 
     @property
     def was_met_once(self) -> bool:
-        """Whether nothing but one refusal says that it is there."""
-        return self._times_met == 1
+        """Whether nothing but one refusal says that it is there; what was found otherwise is surer than that."""
+        return self._times_met == 1 and not self.is_told
 
     def is_far_beyond(self, taken: float) -> bool:
         """Tell whether so much more is taken than where the limit was that it must be elsewhere, or nowhere."""

@@ -135,3 +135,17 @@ def test_more_than_one_more_must_be_taken_for_a_limit_to_be_gone(limit: int, tak
     subject = bound(2.0 * limit)
     subject.cut(limit, 0.0)
     assert subject.is_far_beyond(taken) is is_beyond
+
+
+def test_one_refusal_is_little_evidence_and_what_was_found_otherwise_is_more() -> None:
+    bound = Bound(100.0, 1.0, 0.98, 10.0)
+    assert not bound.was_met_once
+    bound.cut(80.0, 0.0)
+    assert bound.was_met_once
+    bound.cut(78.0, 5.0)
+    assert not bound.was_met_once
+    bound.forget()
+    bound.cut(80.0, 10.0)
+    assert bound.was_met_once
+    bound.set(20.0, 60.0, 11.0)
+    assert not bound.was_met_once
